@@ -11,8 +11,10 @@ _MOUNTED = "sys/fs/cgroup"
 
 
 def groups_of(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """That of this process and those above it. In a container of its own name space its group is
-    the topmost one; in others the path is the host's, of which only the end is there.
+    """Yield the control group of this process and those above it.
+
+    In a container of its own name space its group is the topmost one. In others the path is the
+    host's, of which only the end exists.
 
     Args:
         controller: ``cpu`` or ``memory``.

@@ -1,8 +1,9 @@
-"""The cores that this process may keep busy: those it is bound to, within its group's limit.
+"""Cores that this process may keep busy: those it is bound to, within its group's limit.
 
-A container or a job step with a limit of processor time still sees all cores. It stands still for
-the rest of each period (100 ms, mostly) in which its processes have used the limit up, all at once.
-Version 1 and 2 of control groups; elsewhere than on Linux there is no limit.
+A container or a job step with a limit of processor time still sees all cores. Once its
+processes have used the limit up, it pauses as a whole for the rest of the period (100 ms,
+mostly). Version 1 and 2 of control groups are read; elsewhere than on Linux there is no
+limit.
 """
 
 import os
@@ -15,14 +16,14 @@ from shardyard.control_groups import groups_of
 
 @dataclass(frozen=True)
 class ProcessorLimit:
-    """Of one control group."""
+    """Processor limit of one control group."""
 
     group: Path
     cores: float
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """So many threads at once are worth it; at least 1."""
+    """Return how many threads at once are useful; at least 1."""
     bound, limit = len(os.sched_getaffinity(0)), processor_limit(root)
     return bound if limit is None else max(1, min(bound, int(limit.cores)))
 

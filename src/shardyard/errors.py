@@ -1,22 +1,22 @@
 """Every error a caller may catch.
 
     ShardyardError                exit code 1: the run failed
-    ├── RequestError              2: the request is wrong; asking again unchanged cannot help
+    ├── RequestError              2: the request is wrong; retrying it unchanged cannot help
     │   ├── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
     │   └── SetUpError            2: a node's surroundings keep its workers from starting
     ├── DataError                 1: a data file is missing, empty or damaged
     │   ├── JsonFileError         1: a file cannot be read as JSON (also a ValueError)
-    │   └── SourceError           2: text to learn from cannot be used as it is; it has to be fixed
+    │   └── SourceError           2: training text cannot be used as it is; it has to be fixed
     │       └── RejectedRowError  2: the model's chat template rejects a row
     ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
-    │   ├── StorageError          1: the file system refused (full, read-only, gone)
+    │   ├── StorageError          1: the file system rejected a write (full, read-only, gone)
     │   ├── NotFiniteError        1: the state holds NaN or infinity; it is not written
-    │   └── LostRankError         1: another rank was lost meanwhile; a restart may go on
-    ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
+    │   └── LostRankError         1: another rank was lost meanwhile; a restart may continue
+    ├── TrainingError             1: the training itself cannot continue (loss not finite, ...)
     │   └── OutOfMemoryError      1: a device, or the host, has too little memory for a step
-    ├── LostNodeError             75: another node of the job is gone; all of them can start again
-    ├── CapacityError             3: what was asked for is not available now
-    │   └── LostError             3: the connection broke; asking again may help
+    ├── LostNodeError             75: another node of the job is gone; all of them can restart
+    ├── CapacityError             3: a requested resource is not available now
+    │   └── LostError             3: the connection broke; retrying may help
     └── AccessError               4: permission is missing
 
 A message has three parts: where and what (with the offending value), why, what to do now.
@@ -36,7 +36,7 @@ class ShardyardError(Exception):
 
 
 class RequestError(ShardyardError):
-    """The request is wrong; nothing was started."""
+    """The request is wrong; the command started no work."""
 
     exit_code = 2
 
@@ -110,7 +110,8 @@ class RejectedRowError(SourceError):
 
     Args:
         reason: Why, without the place.
-        place: Of the row. Becomes text only with the message: finding a line reads the file anew.
+        place: Place of the row. Becomes text only with the message: finding a line reads the
+            file again.
     """
 
     def __init__(self, reason: str, location: object) -> None:
@@ -127,11 +128,11 @@ class CheckpointError(ShardyardError):
 
 
 class StorageError(CheckpointError):
-    """The file system refused a write: full, read-only or gone."""
+    """The file system rejected a write: full, read-only or gone."""
 
 
 class NotFiniteError(CheckpointError):
-    """The state to be saved holds NaN or infinity: training could not go on from it."""
+    """The state to be saved holds NaN or infinity: training could not continue from it."""
 
 
 class LostRankError(CheckpointError):
@@ -142,7 +143,7 @@ class LostRankError(CheckpointError):
 
 
 class TrainingError(ShardyardError):
-    """The training cannot go on; restarting it unchanged would end the same way."""
+    """The training cannot continue; restarting it unchanged would end the same way."""
 
 
 class OutOfMemoryError(TrainingError):
@@ -150,13 +151,13 @@ class OutOfMemoryError(TrainingError):
 
 
 class LostNodeError(ShardyardError):
-    """Another node of the job is gone, or never came; a new start of all nodes may go on."""
+    """Another node of the job is gone, or never came; a restart of all nodes may continue."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class CapacityError(ShardyardError):
-    """What was asked for exists but is not available now."""
+    """A requested resource exists but is not available now."""
 
     exit_code = 3
 

@@ -83,7 +83,7 @@ def broken_link_on_path(path: Path) -> str | None:
 
 
 def pointer_file_error(start: bytes, *, size: int, folder: str = "its folder") -> str | None:
-    """Describe a pointer of Git LFS or git-annex that stands in the place of a file.
+    """Describe a pointer of Git LFS or git-annex in the place of a file.
 
     Args:
         start: The first ``POINTER_BYTES`` of the file.

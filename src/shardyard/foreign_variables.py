@@ -21,12 +21,12 @@ class VariableGroup:
     names: str
     """A regular expression of whole names."""
     display: str
-    """As people write them."""
+    """The names as people write them."""
     does: str
-    """What they would do."""
+    """Effect the variables would have."""
     fate: Treatment
     handling: str
-    """What is done with them."""
+    """Treatment of the variables by Shardyard."""
 
 
 SLURM_ADDRESS = VariableGroup(
@@ -166,7 +166,7 @@ def not_for_sbatch(environ: Mapping[str, str]) -> str | None:
 
 
 def reject_cluster_override(environ: Mapping[str, str]) -> None:
-    """Reject a choice of a Slurm cluster that no setting of a recipe stands for.
+    """Reject a choice of a Slurm cluster that no setting of a recipe makes.
 
     Raises:
         RequestError: A job would go to another cluster than the shell says.

@@ -1,7 +1,8 @@
-"""Questions to git about a folder that may be somebody else's: its configuration runs nothing.
+"""Questions to git about any folder: its configuration starts no programs.
 
-A repository's own configuration can name programs that reading commands start: core.fsmonitor,
-hooks, filters of files, a remote that completes a partial clone.
+The folder may be another user's. A repository's own configuration can name programs that
+reading commands start: core.fsmonitor, hooks, filters of files, a remote that completes a
+partial clone.
 """
 
 import os

@@ -10,16 +10,16 @@ from shardyard.io.files import read_plain
 
 
 def read_user_file(path: Path, *, limit_bytes: int, within_s: float = 10.0) -> bytes:
-    """The content of a file that a user names: a plain file, or a pipe such as ``<(command)``.
+    """Return the content of a file that a user names: a plain file, or a pipe: ``<(command)``.
 
     Args:
-        limit_bytes: Most that it may have.
+        limit_bytes: Limit on its size.
         within_s: How long a pipe is waited for.
 
     Raises:
-        FileNotFoundError: Nothing has this name.
-        StorageError: It cannot be read, is a folder, a socket or a device, is too large, or nobody
-            writes to the pipe.
+        FileNotFoundError: No file has this name.
+        StorageError: It cannot be read, is a folder, a socket or a device, is too large, or no
+            process writes to the pipe.
     """
     if not path.is_fifo():
         return read_plain(path, limit_bytes=limit_bytes)

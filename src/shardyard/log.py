@@ -1,7 +1,7 @@
-"""What an operation says beside its result, through Python's logging, under the name `shardyard`.
+"""Log messages of an operation apart from its result, through Python's logging as `shardyard`.
 
-The command line shows it on stderr (terminal.py). In a program of the user's own warnings are
-shown, as logging does by itself, and the rest where `logging` is set to show it.
+The command line shows them on stderr (terminal.py). In a user's own program, warnings are
+shown, as logging does by default. The rest is shown where `logging` is set to show it.
 """
 
 import logging
@@ -10,10 +10,10 @@ LOG = logging.getLogger("shardyard")
 
 
 def info(text: str) -> None:
-    """What goes on, or is worth knowing."""
+    """Log progress or a fact worth knowing."""
     LOG.info("%s", text)
 
 
 def warn(text: str) -> None:
-    """What may be wrong; without the word `warning:`, which whoever shows it writes."""
+    """Log a warning, without the word `warning:`, which the program that shows it adds."""
     LOG.warning("%s", text)

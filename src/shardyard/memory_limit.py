@@ -16,15 +16,17 @@ from shardyard.units import format_bytes
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Of one control group."""
+    """Memory limit of one control group."""
 
     group: Path
     bytes: int
 
     @property
     def used_bytes(self) -> int | None:
-        """What its processes hold now, but for files that the kernel would drop first; None: not
-        readable."""
+        """Bytes that its processes hold now, without files that the kernel would drop first.
+
+        None if not readable.
+        """
         used = _first_number(self.group, "memory.current", "memory.usage_in_bytes")
         return None if used is None else max(0, used - _inactive_file_bytes(self.group))
 
@@ -43,7 +45,7 @@ def machine_memory_bytes() -> int:
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:
-    """What the processes of this container or job step may fill together."""
+    """Return the bytes that all processes of this container or job step may fill together."""
     limit, machine = memory_limit(root), machine_memory_bytes()
     return machine if limit is None else min(machine, limit.bytes)
 

@@ -25,7 +25,7 @@ NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 are found without it. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
 _NCCL_FILES = ("~/.nccl.conf", "/etc/nccl.conf")
-"""Where NCCL reads variables that the environment does not have; NCCL_CONF_FILE is the first."""
+"""Files where NCCL reads variables that the environment lacks; NCCL_CONF_FILE comes first."""
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Keeps torch from a store of its own next to that of the rendezvous."""
 _LOOPBACK = "127.0.0.1"
@@ -78,7 +78,7 @@ def check_loopback() -> None:
 
 
 def address_of_node(host: str, port: int) -> str | None:
-    """Of this node, by which it reaches the store of a rendezvous; None: it knows no way there."""
+    """Return this node's address towards a rendezvous store. None if it knows no route."""
     with suppress(OSError):
         return address_towards(host, port)
     return None
@@ -140,7 +140,7 @@ def host_name_problem(name: str) -> str:
 
 
 def problem_of(environ: Mapping[str, str]) -> str:
-    """What is wrong with the interfaces that a variable names; empty: nothing."""
+    """Describe what is wrong with the interfaces that a variable names; empty if all are right."""
     value = environ.get(VARIABLE)
     if not value:
         return ""
@@ -220,7 +220,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def _address_at(pointer: int) -> str | None:
-    """Of a struct sockaddr; BSD has its length before the family."""
+    """Return the address in a struct sockaddr. BSD has its length before the family."""
     head = ctypes.string_at(pointer, 2)
     family = head[1] if sys.platform == "darwin" else int.from_bytes(head, sys.byteorder)
     if family == socket.AF_INET:

@@ -1,8 +1,9 @@
-"""What installed packages add: names of launchers, tasks, model families and data sources.
+"""Plug-ins of installed packages: names of launchers, tasks, model families and data sources.
 
-A package says so in its metadata, as an entry point. That is read once, when a name is asked for
-that is not our own, and nothing of a package is imported before its name is used. An entry point
-is code of the package: whoever installs it trusts it. docs/plug-ins.md has the contracts.
+A package declares them in its metadata, as an entry point. Shardyard reads it once, when a
+name is requested that is not its own. No part of a package is imported before its name is
+used. An entry point is code of the package: users who install it trust it. docs/plug-ins.md
+has the contracts.
 """
 
 import difflib
@@ -26,7 +27,7 @@ WORDS: dict[Group, str] = {
     "families": "model family",
     "sources": "data source",
 }
-"""What messages call one of a group."""
+"""Noun for a member of a group in messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,11 @@ class PlugIn:
 
     @property
     def package(self) -> str:
-        """What messages call its package: ``letters 1.0``."""
+        """Name and version of its package, as in messages: ``letters 1.0``."""
         return f"{self.distribution} {self.version}"
 
     def to_json(self) -> dict[str, str]:
-        """As manifest.json has it: without the place, which is of a version."""
+        """Return the entry of manifest.json: without the place, which depends on the version."""
         return {
             "group": self.group,
             "name": self.name,
@@ -85,7 +86,7 @@ def plug_in_named(group: Group, name: str) -> PlugIn | None:
 def load_entry_point(
     group: Group, name: str, *, builtin: Collection[str], validate: Callable[[Any], str]
 ) -> Any:
-    """What the entry point of a name that is not our own refers to, imported now.
+    """Import and return the target of the entry point of a name that is not our own.
 
     Args:
         builtin: Our own names, which no package can take over.
@@ -107,9 +108,9 @@ def load_entry_point(
 
 
 def raised_by(error: BaseException) -> PlugIn | None:
-    """The plug-in in whose code an error was raised; None: it was raised in ours, or deeper.
+    """Return the plug-in whose code raised an error. None if ours did, or code deeper down.
 
-    A library that both call raises in the name of whoever called it last.
+    An error of a library that both call is attributed to the last caller.
     """
     own = {
         plug_in.object_reference.partition(":")[0].partition(".")[0]: plug_in
@@ -128,10 +129,10 @@ def raised_by(error: BaseException) -> PlugIn | None:
 
 
 def load_object(plug_in: PlugIn | None, object_reference: str) -> Any:
-    """What ``module:object`` names, imported now.
+    """Import and return the object of ``module:object``.
 
     Args:
-        plug_in: Whose it is; None: our own.
+        plug_in: Plug-in that owns it; None: our own.
 
     Raises:
         RequestError: A package's cannot be imported.
@@ -152,7 +153,7 @@ def load_object(plug_in: PlugIn | None, object_reference: str) -> Any:
 
 
 def unknown_name_message(group: Group, name: str, builtin: Collection[str]) -> str:
-    """That nobody has a name: the nearest one, and all that there are."""
+    """Report an unknown name, with the nearest one and all available names."""
     others = [f"{other} ({found[0].package})" for other, found in installed(group).items()]
     near = difflib.get_close_matches(name, [*builtin, *installed(group)], n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
@@ -163,7 +164,7 @@ def unknown_name_message(group: Group, name: str, builtin: Collection[str]) -> s
 
 
 def check_plug_in_claims(group: Group, builtin: Collection[str]) -> Iterator[str]:
-    """Names that packages claim and cannot have; each is told where somebody asks for all."""
+    """Yield the names that packages claim and cannot have; each is reported when all are listed."""
     for name, found in installed(group).items():
         if name in builtin:
             for plug_in in found:

@@ -1,4 +1,4 @@
-"""How a program of ours is started: Python with what is installed, never with the current folder.
+"""Start of our own programs: Python with what is installed, never with the current folder.
 
 ``python -m`` looks for every module in the current folder first. A file there called
 ``statistics.py`` would run in each of our processes in place of Python's own.

@@ -1,4 +1,4 @@
-"""What keeps a worker from joining the others because of its own machine, in words of a setting.
+"""Causes on the worker's own machine that keep it from joining the others, and their settings.
 
 A lost peer breaks the same call: such errors stay as they are, and cost a restart.
 """
@@ -62,7 +62,7 @@ def translate_set_up_errors(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def describe_set_up_error(error_text: str, environ: Mapping[str, str]) -> str | None:
-    """What keeps a worker from starting, with the setting; None: it may be a lost peer.
+    """Return the local cause of a failed start, with its setting; None: it may be a lost peer.
 
     Args:
         error_text: Text of the error.

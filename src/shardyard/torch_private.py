@@ -1,11 +1,14 @@
-"""All that we use of torch and that torch does not promise: here, and nowhere else.
+"""Our only use of torch's private interfaces, which torch does not promise.
 
-A name that begins with an underscore may be gone in the next version, and with it whatever stands
-on it. So each is named once, with what it is for and since when it is there; the rest of the
-package sees plain functions. `tests/test_torch_private.py` reads the source for any other use.
-It stands below `models`, which need some of it, and knows nothing of the rest of the package.
+A name that begins with an underscore may be gone in the next version, and with it all that
+depends on it. So each is named once, with its purpose and its first version; the rest of
+the package sees plain functions. `tests/test_torch_private.py` reads the source for any
+other use.
 
-Versions: 2.11.0 to 2.15.0 were tried (docs/compatibility.md), and "in all" means in each of them.
+It is below `models`, which need some of it, and does not depend on the rest of the package.
+
+Versions: 2.11.0 to 2.15.0 were tried (docs/compatibility.md), and "in all" means in each of
+them.
 """
 
 import signal
@@ -77,10 +80,10 @@ all versions."""
 FLASH_ATTENTIONS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu", "torch_attn::_varlen_attn"
 }  # fmt: skip
-"""Of a dry run, on a CPU or told lengths."""
+"""Operators of a dry run, on a CPU or with given lengths."""
 REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
 READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default
-"""What ``tensor.item()`` becomes."""
+"""Operator of ``tensor.item()``."""
 
 
 def dtensor_like(param: Any, local: Tensor) -> Tensor:
@@ -130,9 +133,9 @@ def group_timeout(group: Any) -> float:
 
 
 def change_count(tensor: Tensor) -> int:
-    """How often a tensor, or a view of it, was changed in place; fused optimizers count nothing.
+    """Return the number of in-place changes of a tensor, or of a view; 0 by fused optimizers.
 
-    ``_version`` is what autograd compares before a backward pass (torch 2.11 to 2.13).
+    Autograd compares ``_version`` before a backward pass (torch 2.11 to 2.13).
     """
     count: int = tensor._version
     return count
@@ -187,8 +190,10 @@ def fake_store() -> Any:
 
 
 def worker_processes(agent: Any) -> list[Any]:
-    """Of a LocalElasticAgent, by local rank: torch offers pids alone, no exit codes. In all
-    versions."""
+    """Return the processes of a LocalElasticAgent, by local rank.
+
+    torch only offers pids, no exit codes. In all versions.
+    """
     processes = getattr(agent._pcontext, "_pc", None)
     return list(processes.processes) if processes else []
 
@@ -261,7 +266,7 @@ def stop_heartbeats(handler: Any) -> None:
 
 
 def other_participants(handler: Any) -> int:
-    """How many other nodes live, as far as the state says that all share. In all versions."""
+    """Return the number of other live nodes in the shared state. In all versions."""
     with handler._heartbeat_lock:
         handler._state_holder.sync()
         state = handler._state_holder.state
@@ -270,7 +275,7 @@ def other_participants(handler: Any) -> int:
 
 
 def set_object_pickler(pickler: Any, unpickler: Any) -> None:
-    """What collectives of objects write and read with, torch's own too. In all versions."""
+    """Set the pickler and unpickler of object collectives, torch's own too. In all versions."""
     module: Any = distributed_c10d
     module._pickler, module._unpickler = pickler, unpickler
 
@@ -288,18 +293,18 @@ def allow_graphs(most: int) -> None:
 
 
 def compile_seconds() -> float:
-    """What torch.compile has taken in this process so far, both passes. In all versions."""
+    """Return seconds of torch.compile in this process so far, both passes. In all versions."""
     utils = sys.modules.get("torch._dynamo.utils")
     return 0.0 if utils is None else float(utils.calculate_time_spent()["total_wall_time"])
 
 
 def node_name(handler: Any) -> str:
-    """How the shared state calls the node of a DynamicRendezvousHandler. In all versions."""
+    """Return a DynamicRendezvousHandler's node name in the shared state. In all versions."""
     return repr(handler._this_node)
 
 
 def node_ranks(handler: Any) -> dict[str, int]:
-    """Of the nodes in the newest meeting of a DynamicRendezvousHandler. In all versions."""
+    """Return node ranks in a DynamicRendezvousHandler's newest rendezvous. In all versions."""
     return {repr(node): rank for node, rank in handler._state_holder.state.participants.items()}
 
 
@@ -309,7 +314,7 @@ def set_store_factory(handler: Any, make_store: Callable[[], Any]) -> None:
 
 
 def set_rendezvous_poll_interval(handler: Any, poll_s: float) -> None:
-    """How often a handler that meets looks who has come; else each second. In all versions."""
+    """Set how often a handler probes for new nodes; default: each second. In all versions."""
     meetings: Any = import_module(_MEETINGS)
     delay = import_module("torch.distributed.elastic.rendezvous.utils")._delay
     meetings._delay = lambda seconds: delay(poll_s if seconds == 1 else seconds)
@@ -317,7 +322,7 @@ def set_rendezvous_poll_interval(handler: Any, poll_s: float) -> None:
 
 
 def empty_rendezvous_state() -> Any:
-    """What the nodes of a DynamicRendezvousHandler share before any has come. In all versions."""
+    """Return a DynamicRendezvousHandler's shared state without nodes. In all versions."""
     return import_module(_MEETINGS)._RendezvousState()
 
 
@@ -330,7 +335,7 @@ def rendezvous_node(address: str, pid: int, number: int) -> Any:
 
 
 def placement_on_mesh(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
-    """How ``shard_placement_fn`` says that a parameter is split over another mesh than its group.
+    """Return how ``shard_placement_fn`` splits a parameter over another mesh than its group.
 
     Raises:
         RequestError: This torch has one mesh for all parameters of a group.
@@ -362,10 +367,10 @@ def has_hooks(param: Tensor) -> bool:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Do what FSDP does after a backward pass; for one in which its hooks are not called.
+    """Sum gradients as FSDP does after a backward pass, for one in which its hooks are not called.
 
-    torch's pipeline stages do the same. Public since 2.15, as ``finalize_backward`` of a model that
-    was told before its forward pass. In all versions.
+    torch's pipeline stages do the same. Public since 2.15, as ``finalize_backward`` of a model
+    that was set so before its forward pass. In all versions.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -381,11 +386,12 @@ def sum_gradients(model: nn.Module) -> None:
 
 
 class GroupSums:
-    """Lets FSDP sum each group of parameters once a backward pass, whole, in one order.
+    """FSDP's sums of gradients: each group once a backward pass, whole, in one order.
 
-    FSDP sums what got a gradient on this rank, group by group as autograd comes to them, which may
-    be something else on another rank. Here a missing gradient is zero, and a group waits for its
-    turn. ``reduce_scatter_unused_params`` (since 2.13) makes the zeros alone. In all versions.
+    FSDP sums what got a gradient on this rank, group by group as autograd comes to them, which
+    may be something else on another rank. Here a missing gradient is zero, and a group waits
+    for its turn. ``reduce_scatter_unused_params`` (since 2.13) only makes the zeros. In all
+    versions.
     """
 
     def __init__(self, model: nn.Module, first: Collection[nn.Module]) -> None:
@@ -408,7 +414,7 @@ class GroupSums:
         self._last_order = self._order
         self._calls = self._ends = [0] * len(self._groups)
         self.used: set[str] = set()
-        """Parameters that got a gradient on this rank; whoever reads it empties it."""
+        """Parameters that got a gradient on this rank; the reader empties it."""
         self.started: dict[str, Any] = {}
         """Parameters that had no gradient before that."""
         self.finished: Callable[[], None] | None = None
@@ -522,7 +528,7 @@ def has_one_group(module: nn.Module) -> bool:
 
 
 def _param_groups(state: Any) -> list[Any]:
-    """Of one FSDP module: since 2.12 it may have several."""
+    """Return the groups of one FSDP module: since 2.12 it may have several."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     group = state._fsdp_param_group
@@ -534,9 +540,12 @@ def _param_groups(state: Any) -> list[Any]:
 HOOKS_BYPASS_SAVED_RESULTS: dict[str, Any] = (
     {"respect_saved_tensors_hooks": False} if torch_version() >= (2, 14) else {}
 )
-"""For torch's ``checkpoint``: hooks of saved tensors (offload) do not see what selective recompute
-keeps; ``keep_results`` packs it. Before 2.14 none does; since then torch warns of a later version
-that asks them, unless it is told."""
+"""Arguments of torch's ``checkpoint`` for results that selective recompute keeps.
+
+Hooks of saved tensors (offload) do not see them; ``keep_results`` packs them. Before 2.14
+no hook does. Since then torch warns, without this argument, of a later version that asks
+them.
+"""
 
 _KEEPS_BY_NUMBER = torch_version() >= (2, 13)
 """Whether selective recompute finds a result by the number of its call, or takes the next one."""

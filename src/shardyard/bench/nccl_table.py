@@ -1,7 +1,7 @@
-"""Which node is slow, from how fast each pair of nodes was.
+"""Measured collectives: slow nodes from the bandwidth of pairs, and nccl-tests' own tables.
 
-A node is judged by the best of its pairs: what is slow with every partner is slow itself, while a
-sound node that met a slow one has other partners to show it. It is slow if that best stays below
+A node is judged by the best of its pairs. A slow node is slow with every partner, while a sound
+node that met a slow one has other partners to show it. It is slow if that best stays below
 SLOW_SHARE of the median of all nodes' bests.
 """
 
@@ -18,17 +18,17 @@ SLOW_SHARE = 2 / 3
 """Sound links of one kind differ by less; a link that lost half of its rate is named."""
 
 LEAST_NODES = 3
-"""Of two nodes there is one pair, and nothing to hold either against."""
+"""Fewest nodes for a verdict: two nodes form one pair, with no other to compare it with."""
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairwiseResult:
-    """What follows from a tournament."""
+    """Verdict of a tournament."""
 
     best_gbs: tuple[float, ...]
-    """Of each node: bus bandwidth of its best pair, GB/s."""
+    """Bus bandwidth of each node's best pair, GB/s."""
     median_gbs: float
     slow_nodes: tuple[int, ...]
     slow_pairs: tuple[Pair, ...]
@@ -215,7 +215,7 @@ def ending(rows: Sequence[CollectiveTiming], ranks: int) -> list[str]:
 
 
 def average_busbw_gbs(rows: Sequence[CollectiveTiming], ranks: int) -> float:
-    """Of all rows, out of place and in place alike."""
+    """Return the mean bus bandwidth of all rows, GB/s, out of place and in place alike."""
     both = [value for each in rows for value in each.busbw_gbs(ranks)]
     return sum(both) / len(both) if both else 0.0
 
@@ -229,11 +229,11 @@ def _microseconds(seconds: float) -> str:
 
 
 def bytes_between_nodes(collective: Collective, size_bytes: int, *, ranks: int, nodes: int) -> int:
-    """What all nodes together must send out in one call, by whatever algorithm.
+    """Return the bytes that all nodes together must send in one call, by any algorithm.
 
-    A node holds the sum of its own ranks at best: an all-reduce then gathers nodes - 1 of these and
-    hands the total to nodes - 1; a node lacks the parts of all others where they are gathered, and
-    sends its share of theirs where they are scattered; an all-to-all sends each part once.
+    At best, a node holds the sum of its own ranks. An all-reduce then gathers nodes - 1 of these
+    and hands the total to nodes - 1. In an all-gather, a node lacks the parts of all others; in a
+    reduce-scatter, it sends its share of theirs. An all-to-all sends each part once.
     """
     match collective:
         case "all_reduce":
@@ -275,7 +275,8 @@ def bytes_by_interface(sent: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def traffic_check_lines(sent: Mapping[str, int], must: int) -> list[str]:
-    """What interfaces carried, against what had to be carried: ``bytes_by_interface`` and ``required_send_bytes``."""
+    """List what interfaces carried next to what they had to: ``bytes_by_interface`` and
+    ``required_send_bytes``."""
     return [
         f"# {kind} carried {format_bytes(size)} of {format_bytes(must)} that nodes must send"
         for kind, size in sorted(sent.items(), key=lambda item: -item[1])

@@ -21,7 +21,7 @@ _CHOOSES_NETWORK = ("NCCL_NET", "FI_EFA_IFACE")
 """Variables of launch.env that would change every variant."""
 
 Rates = dict[tuple[Collective, int], dict[str, float]]
-"""Of each collective and size: variant -> bus bandwidth, GB/s."""
+"""Bus bandwidth of each variant, GB/s, by collective and size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Variant:
     """One network that is measured."""
 
     name: str
-    """As asked: ``efa``, ``one-efa``, ``efa:rdmap16s27``, ``sockets``, ``sockets:eth0``."""
+    """Requested name: ``efa``, ``one-efa``, ``efa:rdmap16s27``, ``sockets``, ``sockets:eth0``."""
     transport: Transport
     interface: str
     """The only one that is used; empty: not named."""
@@ -49,10 +49,10 @@ class Variant:
 
 
 def variants_in(text: str) -> tuple[Variant, ...]:
-    """The variants of ``efa,one-efa,sockets``.
+    """Parse the variants of ``efa,one-efa,sockets``.
 
     Raises:
-        RequestError: One is not known, or stands there twice.
+        RequestError: One is not known, or occurs twice.
     """
     names, found = text.split(","), []
     for name in names:
@@ -73,13 +73,13 @@ def variants_in(text: str) -> tuple[Variant, ...]:
 
 
 def overrides_of(variant: Variant, recipe: Recipe, *, device: str, launcher: str) -> list[str]:
-    """What a variant changes in a recipe, as ``section.key=value``.
+    """Return the settings that a variant changes in a recipe, as ``section.key=value``.
 
     Args:
         device: Kind of the nodes' devices, as torch calls it; auto: not known.
 
     Raises:
-        RequestError: It cannot be chosen there, or the recipe chooses already.
+        RequestError: The variant cannot be chosen there, or the recipe already chooses.
     """
     what = f"--transports {variant.name}"
     _check_network_choice(what, variant, recipe, device)
@@ -179,7 +179,7 @@ def lines(bandwidths: Rates, names: Sequence[str]) -> list[str]:
 
 
 def ratios(by: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """Of each variant but the first to the first, where both were measured."""
+    """Return each later variant's ratio to the first, where both were measured."""
     first, *others = names
     return {name: by[name] / by[first] for name in others if {name, first} <= by.keys()}
 

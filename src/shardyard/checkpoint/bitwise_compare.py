@@ -1,8 +1,9 @@
-"""Whether two runs of one recipe are the same, bit for bit: their steps, and what they saved last.
+"""Compare two runs of one recipe bit for bit: their steps, and their last checkpoints.
 
-Made for runs that ought to be: ``precision.reduce=exact`` on other ranks, with other losses on the
-way. Three answers, as what is not there says nothing: *equal*, *different* with the first step, and
-where checkpoints show it the tensor and the rank that wrote it, and *not proven*.
+It is for runs that ought to be equal: ``precision.reduce=exact`` on other ranks, with other
+losses on the way. There are three answers, as missing data prove neither. They are *equal*,
+*different* with the first step, and *not proven*. Where checkpoints show it, *different* also
+names the tensor and the rank that wrote it.
 
 As a program, for the half that cannot read tensors:
 ``python -m shardyard.checkpoint.bitwise_compare RUN
@@ -26,12 +27,12 @@ from shardyard.rundir.jsonl import read_counted
 from shardyard.rundir.layout import RunDir
 
 _COMPARED = ("loss", "grad_norm", "lr", "tokens", "samples", "targets")
-"""Of a step's line; others are times, sizes and places."""
+"""Fields of a step's line that are compared; others are times, sizes and places."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitwiseComparison:
-    """What two runs are to each other."""
+    """Verdict on two runs."""
 
     outcome: Literal["equal", "different", "not proven"]
     why: str
@@ -40,7 +41,7 @@ class BitwiseComparison:
     tensor: str | None = None
     """The first of that step's checkpoint, or of the first checkpoint after it, that differs."""
     rank: int | None = None
-    """Who wrote its first element that differs, of the second run."""
+    """Rank that wrote its first element that differs, of the second run."""
 
 
 def compare_bits(left: RunDir, right: RunDir) -> BitwiseComparison:
@@ -67,7 +68,7 @@ def compare_bits(left: RunDir, right: RunDir) -> BitwiseComparison:
 
 
 def _equal_or_not_proven(steps: list[dict[int, set[str]]], saved: list[int]) -> BitwiseComparison:
-    """Of two runs in which nothing differs that both have."""
+    """Judge two runs without a difference in anything that both have."""
     last = max([*steps[0], *steps[1]], default=0)
     for number, found in enumerate(steps, 1):
         lacking = next((s for s in range(1, last + 1) if s not in found), None)
@@ -82,9 +83,10 @@ def _equal_or_not_proven(steps: list[dict[int, set[str]]], saved: list[int]) -> 
 
 
 def _lines_by_step(run: RunDir) -> dict[int, set[str]]:
-    """What each line of a step says; a step that was done again after lost work has several.
+    """Return the compared fields of each step's lines, by step.
 
-    A lost step that was not done again has none.
+    A step that was repeated after lost work has several. A lost step that was not repeated has
+    none.
     """
     lines: dict[int, set[str]] = {}
     found = read_counted(run.metrics)

@@ -1,7 +1,8 @@
 """Buffers of a module in its checkpoint: BatchNorm's running statistics, counts, tables.
 
-Sharding leaves them alone: every rank holds all of each, and one rank writes it. So they must be
-equal, or the ranks that did not write would go on with another state after a load.
+Sharding does not split them: every rank holds all of each, and one rank writes it. They must be
+equal, or the ranks that did not write would continue with another state after a load. This
+module also checks that a state is finite before it is written.
 """
 
 import hashlib
@@ -95,13 +96,13 @@ _TOLD = 3
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is wrong with each tensor that is not finite, such as ``model.x holds NaN``."""
+    """Describe each tensor that is not finite, such as ``model.x holds NaN``."""
     found = ((name, _nonfinite_kind(name, tensor)) for name, tensor in tensors.items())
     return [f"{name} holds {what}" for name, what in found if what is not None]
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a state that is not finite.
+    """Check that a state is finite.
 
     Raises:
         NotFiniteError: Names the first tensors and what they hold.

@@ -1,4 +1,4 @@
-"""Averaged weights in a checkpoint, beside those that are trained on (``train/ema.py``)."""
+"""Averaged weights in a checkpoint, next to the trained ones (``train/ema.py``)."""
 
 from collections.abc import Collection
 

@@ -78,21 +78,21 @@ MAX_SHARD_BYTES = 5 * 10**9
 transformers' ``save_pretrained`` up to version 4."""
 
 ROWS_BYTES = 2**24
-"""Of a tensor that are in memory at once, unless a single row or expert is larger."""
+"""Bytes of a tensor that are in memory at once, unless a single row or expert is larger."""
 
 BUFFERS_FILE = "buffers.safetensors"
-"""Of a module of the user's own that has any; its parameters are in model.safetensors."""
+"""File for buffers of a module of the user's own; its parameters are in model.safetensors."""
 
 _PREFIX = "model."
 
 
 Form = Literal["weights", "adapter", "merged"]
-"""All weights as they were trained; adapters alone, as PEFT has them; adapters in their base."""
+"""Form of an export: weights as trained, only adapters in PEFT's format, or adapters merged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What lies in the folder now."""
+    """Content of the export folder."""
 
     complete: FolderDigests
     existed: bool
@@ -101,7 +101,7 @@ class Exported:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
-    """What will be written; building it writes nothing."""
+    """Plan of the files to write; building it writes no files."""
 
     checkpoint: Path
     to: Path
@@ -109,12 +109,12 @@ class ExportPlan:
     files: dict[str, dict[str, tuple[ParameterPiece, ...]]]
     """Name of each weights file -> its tensors, and what of our parameters each is made of."""
     extra_files: ExportFiles
-    """Config, tokenizer and whatever else belongs to the model."""
+    """Config, tokenizer and other files of the model."""
     form: Form
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What decides every byte of the weights; stands in ``complete.json``."""
+        """Inputs that decide every byte of the weights, as in ``complete.json``."""
         return {
             "step": read_manifest(self.checkpoint).step,
             "checkpoint_sha256": digest_file(self.checkpoint / MANIFEST).sha256,
@@ -148,8 +148,8 @@ def plan_export(
     """Decide which tensors go into which file.
 
     Args:
-        dtype: Of the weights written; None: as those that were trained were saved.
-        merged: Whether adapters become a part of their base; else they are written alone.
+        dtype: Dtype of the weights written; None: as the trained ones were saved.
+        merged: Whether adapters become a part of their base; else only adapters are written.
 
     Raises:
         CheckpointError: The checkpoint does not hold the tensors of this model, or adapters that
@@ -271,10 +271,10 @@ def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
 
 
 def find_export(to: Path, provenance: dict[str, Any]) -> FolderDigests | None:
-    """The same export where it is there already, every file held to it; None: nothing is there.
+    """Return the same export if it exists, every file of it checked; None: the folder is free.
 
     Raises:
-        RequestError: Something else is there, or the export is damaged.
+        RequestError: The folder holds something else, or the export is damaged.
     """
     if not to.exists() or (to.is_dir() and next(to.iterdir(), None) is None):
         return None
@@ -299,7 +299,7 @@ def find_export(to: Path, provenance: dict[str, Any]) -> FolderDigests | None:
 def _tensors(
     shapes: Mapping[str, torch.Size], resolved: Resolved
 ) -> dict[str, tuple[ParameterPiece, ...]]:
-    """Those of the files, by name; of a module of the user's own they are its parameters."""
+    """Return the files' tensors by name; for a module of the user's own, its parameters."""
     if resolved.shape is None:
         return {name: (ParameterPiece(name, tuple(shape)),) for name, shape in shapes.items()}
     return file_tensors(shapes, family_of(resolved.shape.model_type))
@@ -367,7 +367,7 @@ def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
 
 
 def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows:
-    """Of weights with their adapters merged, which is done to a whole one at a time."""
+    """Return the rows of weights with their adapters merged, one whole weight at a time."""
     shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
 
     def whole(name: str) -> Tensor:

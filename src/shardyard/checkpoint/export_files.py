@@ -1,8 +1,8 @@
-"""What an exported folder holds beside weights: config, tokenizer, chat template, end tokens.
+"""Exported files other than weights: config, tokenizer, chat template, end tokens.
 
-A model that came from a Hugging Face folder gets that folder's files, and in config.json only what
-training changed: a chat model keeps its template and the tokens at which it stops. Of the source's
-files those of known kinds are taken; code is not, as it would run when the export is opened.
+A model that came from a Hugging Face folder gets that folder's files. In config.json, only what
+training changed is new: a chat model keeps its template and the tokens at which it stops. Files
+of known kinds are copied from the source; code is not, as it would run when the export is opened.
 """
 
 import json
@@ -45,14 +45,14 @@ _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFiles:
-    """Where the files beside the weights come from; finding out writes nothing."""
+    """Sources of the files next to the weights; finding them writes no files."""
 
     copied: dict[str, Path]
     """Name in the export -> file."""
     config: Mapping[str, Any] | None
     """Content of the source's config.json; None: it is made from the shape."""
     has_own_tokenizer: bool
-    """The model was trained with the source's tokenizer, so the source's ids stand."""
+    """Whether the model was trained with the source's tokenizer, so the source's ids are valid."""
     warnings: tuple[str, ...]
 
     @property
@@ -61,7 +61,7 @@ class ExportFiles:
 
     @property
     def tokenizer_files(self) -> dict[str, Path]:
-        """Of ``copied`` what says how text becomes tokens, or messages text."""
+        """Files of ``copied`` that define how text becomes tokens, or messages become text."""
         return {name: path for name, path in self.copied.items() if _is_of_tokenizer(name)}
 
 
@@ -102,7 +102,7 @@ def write_export_files(
     """Write everything but the weights.
 
     Raises:
-        OSError: The file system refused.
+        OSError: A file cannot be written.
     """
     copy_files(files.copied, folder)
     _name_no_code(folder / name for name in files.copied if name.endswith(".json"))
@@ -138,10 +138,10 @@ def _name_no_code(files: Iterable[Path]) -> None:
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
-    """Take files as they are: all that a module of the user's own has beside weights.
+    """Copy files unchanged: all that a module of the user's own has next to weights.
 
     Raises:
-        OSError: The file system refused.
+        OSError: A file cannot be copied.
     """
     for name, path in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 def changed_config(
     source: Mapping[str, Any], *, architecture: str, dtype: torch.dtype, ends: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The source's config.json with what training changed, and nothing else."""
+    """Return the source's config.json with only what training changed."""
     config = {key: value for key, value in source.items() if key != "auto_map"}  # names its code
     config["torch_dtype" if "torch_dtype" in source else "dtype"] = str(dtype).removeprefix(
         "torch."
@@ -193,7 +193,7 @@ def _is_own_tokenizer(resolved: Resolved, source: Path, data: Mapping[str, Path]
 
 
 def _tokenizer_files(folder: Path) -> dict[str, Path]:
-    """Of a prepared data set; nothing without the tokenizer itself."""
+    """Return the tokenizer files of a prepared dataset; empty without the tokenizer itself."""
     if not (folder / _TOKENIZER).is_file():
         return {}
     return {name: folder / name for name in _OF_TOKENIZER if (folder / name).is_file()}

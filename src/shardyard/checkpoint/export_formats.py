@@ -62,7 +62,7 @@ def write_generic(
 
 
 def _has_own_head(config: Any, saved: Container[str]) -> bool:
-    """Whether a checkpoint has the head of a tied model beside its table."""
+    """Check whether a checkpoint has the head of a tied model next to its table."""
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     pairs = model.all_tied_weights_keys.items()
@@ -80,7 +80,7 @@ PREFIX = "base_model.model."
 
 
 def has_adapters(resolved: Resolved) -> bool:
-    """Whether a run trained adapters beside a base."""
+    """Check whether a run trained adapters next to a base."""
     return resolved.recipe.model.lora.rank is not None
 
 
@@ -141,10 +141,10 @@ def planned(
 
 
 def write_adapter_config(resolved: Resolved, folder: Path) -> None:
-    """PEFT's adapter_config.json. Source: ``LoraConfig`` of peft 0.21.
+    """Write PEFT's adapter_config.json. Source: ``LoraConfig`` of peft 0.21.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file cannot be written.
     """
     shape, model = _shape(resolved), resolved.recipe.model
     lora = model.lora
@@ -240,7 +240,7 @@ _RESAMPLE = {"bilinear": 2, "bicubic": 3}
 
 
 def image_export_files(resolved: Resolved) -> ExportFiles:
-    """What is known of an export before it is written: whether classes have their names."""
+    """Check, before an export is written, whether its classes have their names."""
     warnings: tuple[str, ...] = ()
     if class_names(resolved) is None:
         warnings = (
@@ -257,7 +257,7 @@ def write_network(
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or is of another network.
-        OSError: The file system refused.
+        OSError: A file cannot be written.
     """
     network = resolved.network
     assert network is not None
@@ -292,7 +292,7 @@ def _config(
 
 
 def _preprocessor(resolved: Resolved) -> dict[str, Any]:
-    """As a held-out picture is read: resized, and its middle cut out."""
+    """Return the config that reads an image as in validation: resized, then center-cropped."""
     images = resolved.recipe.data.images
     size = int(images.size)
     return {

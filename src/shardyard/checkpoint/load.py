@@ -1,7 +1,7 @@
-"""Load a checkpoint into any layout: choose the newest sound one, then read what this rank holds.
+"""Load a checkpoint into any layout: choose the newest sound one, then read a rank's part.
 
-Nothing is ever unpickled: tensors come from safetensors files, everything else from JSON. torch's
-reader opens only ``*.safetensors`` and the planner here refuses every item that is no tensor.
+Unpickling is never used: tensors come from safetensors files, everything else from JSON. torch's
+reader opens only ``*.safetensors``, and the planner here rejects every item that is no tensor.
 """
 
 import io
@@ -75,9 +75,9 @@ class SelectedCheckpoint:
     step: int
     path: Path
     damaged: tuple[Damaged, ...]
-    """Newer ones that were passed over, newest first; to be told loudly."""
+    """Newer damaged ones that were passed over, newest first; to be reported loudly."""
     note: str | None = None
-    """Why ``latest`` could not be followed; to be told loudly too."""
+    """Reason why ``latest`` could not be followed; to be reported loudly, too."""
 
 
 def select_sound_checkpoint(
@@ -131,7 +131,7 @@ def find_sound(
     *,
     verify: Callable[[Path], list[Damage]] = verify_manifest,
 ) -> SelectedCheckpoint | None:
-    """Return the newest sound checkpoint and the damaged ones before it. Changes nothing.
+    """Return the newest sound checkpoint and the damaged ones before it; files stay unchanged.
 
     Raises:
         CheckpointError: There are checkpoints but none is sound.
@@ -164,12 +164,12 @@ def load_tensors(
     """Fill tensors in place from a checkpoint; each rank reads only what it holds.
 
     Works for any layout: another world size, other axes, plain tensors. Values are converted to
-    the dtype of the tensor. No communication; what a rank cannot read it reports itself.
+    the dtype of the tensor. No communication: each rank reports what it cannot read.
 
     Args:
         tensors: Tensors and DTensors by the names they were saved under.
         of_others: Names that other ranks read: those of other pipeline stages.
-        allow_extra: Whether the checkpoint may hold more than is asked for.
+        allow_extra: Whether the checkpoint may hold further names.
 
     Returns:
         Names of buffers that a checkpoint of format 1 lacks: they keep the values they have.
@@ -208,7 +208,7 @@ class SavedTensors:
 
     @classmethod
     def in_folder(cls, path: Path) -> "SavedTensors":
-        """Those of a checkpoint.
+        """Open the tensors of a checkpoint.
 
         Raises:
             CheckpointError: A file is unreadable, or shards are missing.
@@ -218,13 +218,13 @@ class SavedTensors:
         return cls(path, version, reader, _read_metadata(path, reader))
 
     def shapes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """As ``read_shapes``."""
+        """Return shapes and dtypes like ``read_shapes``."""
         return _shapes(self._saved)
 
     def fill(
         self, tensors: dict[str, Tensor], *, of_others: Collection[str] = (), allow_extra: bool
     ) -> list[str]:
-        """As ``load_tensors``."""
+        """Fill tensors like ``load_tensors``."""
         saved, lacked = self._saved, list[str]()
         if self._version < _FIRST_WITH_BUFFERS:
             lacked = [name for name in tensors if is_buffer(name) and name not in saved]
@@ -271,7 +271,7 @@ def read_values(
     *,
     upgrades: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = UPGRADES,
 ) -> dict[str, Any]:
-    """What was saved beside the tensors, in the form of the present format version.
+    """Return the values saved next to the tensors, in the current format version.
 
     Raises:
         CheckpointError: The file is unreadable, or of a version that cannot be upgraded.
@@ -297,7 +297,7 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
+        """Plan this rank's reads."""
         assert self.metadata is not None
         items: list[ReadItem] = []
         for name, tensor in self.state_dict.items():
@@ -328,7 +328,7 @@ class _RowsPlanner(TensorsOnlyPlanner):
         self._start = start
 
     def create_local_plan(self) -> LoadPlan:
-        """As many rows as each tensor has."""
+        """Plan to read as many rows as each tensor has."""
         assert self.metadata is not None
         items: list[ReadItem] = []
         for name, tensor in self.state_dict.items():
@@ -340,7 +340,7 @@ class _RowsPlanner(TensorsOnlyPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """Where they go: torch's own would want them to begin at 0."""
+        """Return the destination tensor; torch's own method would expect it to begin at 0."""
         tensor: Tensor = self.state_dict[index.fqn]
         return tensor
 
@@ -460,7 +460,7 @@ def _compare(
     of_others: Collection[str],
     allow_extra: bool,
 ) -> None:
-    """Refuse a checkpoint of something else before a single tensor is changed."""
+    """Reject a checkpoint of something else before a single tensor is changed."""
     wanted = tensors.keys() | set(of_others)
     missing = sorted(wanted - saved.keys())
     extra = [] if allow_extra else sorted(saved.keys() - wanted)

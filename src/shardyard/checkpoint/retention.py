@@ -1,7 +1,7 @@
-"""Which checkpoints stay: the newest, the best, and nothing half removed.
+"""Retention of checkpoints: keep the newest and the best, and leave no half-removed one.
 
-A folder is renamed before it is emptied, so a kill leaves either a whole checkpoint or one whose
-name no reader takes for a checkpoint. Only rank 0 changes anything.
+A folder is renamed before it is emptied. A kill therefore leaves either a whole checkpoint or a
+folder whose name no reader takes for a checkpoint. Only rank 0 changes anything.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def complete_steps(checkpoints_dir: Path, ending: str = "") -> list[int]:
 
 
 def read_pointer(checkpoints_dir: Path, name: str) -> int | None:
-    """Step that ``latest`` or ``best`` names; None if it cannot be read or names nothing."""
+    """Return the step that ``latest`` or ``best`` names; None without a readable one."""
     try:
         pointer = checkpoints_dir / name
         target = read_plain(pointer, limit_bytes=_MOST_POINTER_BYTES).decode().strip()
@@ -105,7 +105,7 @@ def pointer_problem(checkpoints_dir: Path, name: str) -> str | None:
 
 
 def _describe_pointer(content: bytes) -> str:
-    """What a pointer holds, in words: a checkpoint's name, or other content quoted."""
+    """Describe a pointer's content: a checkpoint's name, or other content quoted."""
     text = content.decode(errors="replace").strip()
     if not text.strip("\0 "):
         return "it is empty"
@@ -117,7 +117,7 @@ def _describe_pointer(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a removal of old checkpoints did."""
+    """Result of a removal of old checkpoints."""
 
     steps: list[int]
     """Steps of the checkpoints that were to go."""
@@ -128,9 +128,9 @@ class Pruned:
 def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) -> Pruned:
     """Remove old checkpoints.
 
-    Kept are the ``keep_last`` newest up to ``latest``, what ``best`` names, and ``keep``. Without
-    a ``latest`` nothing is removed. A checkpoint that was set aside, damaged or replaced, goes once
-    the run has a durable one as far on. What cannot be removed is tried again with the next
+    Kept are the ``keep_last`` newest up to ``latest``, the one that ``best`` names, and ``keep``.
+    Without a ``latest``, none is removed. A checkpoint that was set aside, damaged or replaced,
+    goes once the run has a durable one as far on. A failed removal is tried again with the next
     checkpoint: the newest one is durable, so training continues.
     """
     latest = read_pointer(checkpoints_dir, "latest")
@@ -170,7 +170,7 @@ def set_aside(checkpoints_dir: Path, step: int) -> None:
     """Rename a damaged checkpoint, so that it is neither counted nor tried again.
 
     Raises:
-        OSError: The file system refused.
+        OSError: It cannot be renamed.
     """
     folder = checkpoints_dir / step_name(step)
     aside = folder.with_name(folder.name + SET_ASIDE)
@@ -186,7 +186,7 @@ def remove(folder: Path) -> None:
     Of a link, as to a checkpoint that was moved to another disk, only the link goes.
 
     Raises:
-        OSError: The file system refused. The name may be free all the same.
+        OSError: It cannot be removed. The name may be free all the same.
     """
     if folder.is_symlink():
         folder.unlink()
@@ -201,7 +201,7 @@ def clear(folder: Path) -> None:
     """Free the name of a checkpoint; what cannot be removed now, the next save removes.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The name cannot be freed.
     """
     try:
         remove(folder)

@@ -1,9 +1,9 @@
-"""Save a checkpoint while training goes on.
+"""Save a checkpoint while training continues.
 
-``save`` copies this rank's shards into host memory and returns; a thread writes them, on a process
-group of its own because collectives of two threads on one group would mix. What the thread found,
-success or failure, is reported by ``poll`` at the same call on every rank: the threads agree on
-the call by one small all-reduce, so that either all ranks go on or all of them stop.
+``save`` copies this rank's shards into host memory and returns; a thread writes them. The thread
+has its own process group, because collectives of two threads on one group would mix. ``poll``
+reports success or failure at the same call on every rank. The threads agree on the call by one
+small all-reduce, so that either all ranks continue or all of them stop.
 """
 
 import json
@@ -33,11 +33,11 @@ _TOLD_RANKS = 4
 
 @dataclass(frozen=True)
 class Abandoned:
-    """A save that was given up as the state was not finite; earlier checkpoints stand."""
+    """Save that was given up as the state was not finite; earlier checkpoints remain."""
 
     step: int
     reason: str
-    """Which tensors of which ranks, and what they hold."""
+    """Tensors that are not finite on each rank, and what they hold."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Durable:
 
 
 class Saver:
-    """Writes checkpoints of one run, one at a time. All ranks make the same calls.
+    """Writer of one run's checkpoints, one at a time. All ranks make the same calls.
 
     Args:
-        checkpoints_dir: Seen by all ranks; made if missing.
-        group: A gloo group of all ranks that nothing else uses: ``new_group(backend="gloo")``.
+        checkpoints_dir: Folder that all ranks see; made if missing.
+        group: A gloo group of all ranks for only this: ``new_group(backend="gloo")``.
         keep_last: Newest checkpoints kept; the one that ``best`` names stays too.
-        staging: Where the state is copied to; None: to memory of the saver's own.
+        staging: Memory to which the state is copied; None: the saver's own.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Saver:
         return time.monotonic() - started
 
     def poll(self) -> list[Durable | Abandoned]:
-        """What became of saves since the last call. Call it once a step, on every rank.
+        """Return the outcomes of saves since the last call. Call it once a step, on every rank.
 
         Raises:
             CheckpointError: A save failed; raised at the same call on every rank.
@@ -206,8 +206,8 @@ class Saver:
     def _agree(self) -> None:
         """Fix the number of the poll that reports: one that no rank has begun yet.
 
-        A rank that polls while this goes on waits for the outcome, so none can pass the number
-        without noticing.
+        A rank that polls meanwhile waits for the outcome, so none can pass the number without
+        noticing.
         """
         with self._lock:
             polls = torch.tensor(self._polls)
@@ -217,7 +217,7 @@ class Saver:
 
 
 def _not_finite(error: CheckpointException) -> str:
-    """What the ranks found that is not finite, in order of rank; empty if they failed otherwise."""
+    """Describe non-finite tensors, in order of rank; empty if ranks failed otherwise."""
     causes = {rank: error.failures[rank][0] for rank in sorted(error.failures)}
     if not all(isinstance(cause, NotFiniteError) for cause in causes.values()):
         return ""

@@ -25,10 +25,10 @@ Report = Callable[..., None]
 
 
 class Interval:
-    """Says when one is due; the same on all ranks, which make the same calls.
+    """Decides when a save or snapshot is due; the same on all ranks, which make the same calls.
 
     Args:
-        every: As the recipe asks; the others matter to ``auto`` alone.
+        every: Steps that the recipe sets; the other arguments matter only to ``auto``.
         first_step: After which this process begins: the newest one that counts is of this step.
         first_every: Steps between them until their cost is known.
         mtbf_s: Seconds between failures, equal on all ranks.

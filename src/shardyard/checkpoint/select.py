@@ -1,4 +1,4 @@
-"""Which checkpoint ``--step`` means, every file of it held to its manifest."""
+"""Find the checkpoint that ``--step`` means, verified, and what `shardyard fetch` can bring."""
 
 import argparse
 import json
@@ -76,12 +76,12 @@ FileCallback = Callable[[str, FileDigest], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ListingEnd:
-    """What stands in the last line."""
+    """Content of the last line."""
 
     steps: list[int]
-    """Of the checkpoints that are listed."""
+    """Steps of the listed checkpoints."""
     best: int | None
-    """What ``best`` names."""
+    """Step of the checkpoint that ``best`` names."""
     warnings: list[str]
 
 
@@ -140,7 +140,7 @@ def _chosen(run_dir: RunDir, step: str) -> tuple[list[int], list[str]]:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Files beside the checkpoints; a link is nobody's file."""
+    """Yield the names of the files next to the checkpoints, without links."""
     for place, folders, files in os.walk(folder):
         if Path(place) == folder and "checkpoints" in folders:
             folders.remove("checkpoints")

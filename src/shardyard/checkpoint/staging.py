@@ -23,7 +23,7 @@ from shardyard.parallel.device import synchronize_stream
 
 
 class Staging(Protocol):
-    """Where a save copies the state to, before it writes."""
+    """Memory to which a save copies the state, before it writes."""
 
     def take_for_save(
         self, step: int, tensors: dict[str, Tensor], values_json: str
@@ -45,14 +45,14 @@ class PersistentStaging(Staging, Protocol):
         """Copy the state there; returns the seconds that training stood still."""
 
     def close(self) -> None:
-        """End what goes on in the background."""
+        """End background work."""
 
 
 class MemoryProvider(Protocol):
     """Gives memory that outlives this process."""
 
     def __call__(self, label: str, size_bytes: int | None = None, /) -> mmap.mmap | None:
-        """The piece of this label, grown to a size; None: nobody owns one, or it is empty."""
+        """Return the piece of this label, grown to a size; None: it has no owner, or is empty."""
 
 
 # Threads that write what is kept, beside a training that wants the same cores.
@@ -74,14 +74,14 @@ def yield_to_training() -> None:
 # the same states take what they need, and each piece is pinned once.
 
 CHUNK_BYTES = 2**31
-"""Of a piece; a larger tensor gets a piece of the next power of two, which others then fill up."""
+"""Bytes of a piece; a larger tensor gets the next power of two, which others then fill up."""
 _ALIGN = 64
 """Bytes of a cache line; every dtype may begin there."""
 
 
 @dataclass(frozen=True)
 class ChunkLocation:
-    """Where a tensor lies."""
+    """Position of a tensor."""
 
     chunk: int
     begin: int

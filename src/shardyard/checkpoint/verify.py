@@ -71,7 +71,7 @@ def write_flushed(path: Path, parts: Iterable[memoryview]) -> FileDigest:
     The checksum is taken from memory while writing, so what the disk garbles is found later.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file cannot be written.
     """
     checksum = hashlib.sha256()
     size = 0
@@ -91,7 +91,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, flushed.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file cannot be written.
     """
     text = json.dumps(asdict(manifest), indent=1) + "\n"
     write_flushed(folder / MANIFEST, [memoryview(text.encode())])
@@ -166,7 +166,7 @@ def _number(value: Any) -> int:
 
 
 def _plain_name(name: str) -> str:
-    """Refuse a name that would reach out of the folder."""
+    """Return a name, or raise ValueError if it would reach out of the folder."""
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no file name")
     return name

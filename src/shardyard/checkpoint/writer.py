@@ -1,11 +1,11 @@
-"""What torch.distributed.checkpoint.save calls: who writes which shard, the files, the commit.
+"""Storage for torch.distributed.checkpoint.save: shards by rank, the files, the commit.
 
-The files have the format of torch's own ``HuggingFaceStorageWriter(save_distributed=True)``, one
-safetensors file a rank with the place of each shard in its header, so its reader opens them. Two
-things are ours, because a save runs beside training steps: tensors go to the file straight from
-host memory, with Python's lock free (torch's writer first builds the whole file as one bytes
-object); and the plan is kept while the layout stays the same, so a save exchanges a few hundred
-bytes per rank instead of the description of every shard.
+The files have the format of torch's own ``HuggingFaceStorageWriter(save_distributed=True)``:
+one safetensors file a rank with the place of each shard in its header. Its reader opens them.
+Two things are ours, because a save runs alongside training steps. Tensors go to the file
+straight from host memory, with Python's lock free; torch's writer first builds the whole file
+as one bytes object. The plan is kept while the layout stays the same. A save then exchanges a
+few hundred bytes per rank instead of the description of every shard.
 """
 
 import errno
@@ -76,11 +76,11 @@ DTYPES = {
 def header(
     tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], about: Mapping[str, str]
 ) -> bytes:
-    """What comes before the tensors.
+    """Return the bytes that come before the tensors.
 
     Args:
         tensors: Dtype and shape of each, in the order in which they follow.
-        about: What readers are told beside.
+        about: Further entries for readers.
     """
     named = {name: (DTYPES[dtype], shape) for name, (dtype, shape) in tensors.items()}
     return safetensors_header.header(named, about)
@@ -99,13 +99,13 @@ def write_tensors(
     *,
     tensor_rows: Iterable[Iterable[Tensor]],
 ) -> None:
-    """Write a file of which some rows of a tensor are in memory at a time.
+    """Write a file with only some rows of a tensor in memory at a time.
 
     Args:
-        tensor_rows: Of each tensor, in the order of ``shapes``, its rows, in order.
+        tensor_rows: Rows of each tensor, in order; tensors are in the order of ``shapes``.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file cannot be written.
     """
     with path.open("wb") as file:
         file.write(header({name: (dtype, shapes[name]) for name in shapes}, {"format": "pt"}))
@@ -126,7 +126,7 @@ class ShardPlanner(SavePlanner):
         self._is_new = True
         self._shards: dict[str, Tensor] = {}
         self._whole_buffers: list[str] = []
-        """Those that each rank holds all of."""
+        """Names of the buffers that each rank holds all of."""
         self._plans_by_rank: list[SavePlan] = []  # rank 0 only
         self._final = SavePlan([])
         self.total_bytes = 0
@@ -160,10 +160,10 @@ class ShardPlanner(SavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Nothing to do: ``describe`` has been called."""
+        """Skip the setup, as ``describe`` has been called."""
 
     def create_local_plan(self) -> SavePlan:
-        """This rank's shards, or an unusable plan that stands for "as last time"."""
+        """Return this rank's shards, or an unusable plan that means "as last time"."""
         plan = self._local if self._is_new else SavePlan([], usable=False)
         held = {name: self._shards[name] for name in self._whole_buffers}
         return replace(plan, planner_data=digests(held))
@@ -218,7 +218,7 @@ class SaveRequest:
 
     @property
     def scratch(self) -> Path:
-        """Where files are written until all of them are on disk."""
+        """Folder in which files are written until all of them are on disk."""
         return self.folder.with_name(f"{self.folder.name}.tmp")
 
 
@@ -231,7 +231,7 @@ class CheckpointWriter(StorageWriter):
         self._rank = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to do: a writer is used once."""
+        """Skip the reset, as a writer is used once."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
@@ -252,7 +252,7 @@ class CheckpointWriter(StorageWriter):
                 raise self._storage_error(error, needed_bytes=0) from error
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Add nothing."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -266,8 +266,8 @@ class CheckpointWriter(StorageWriter):
     ) -> Future[list[WriteResult]]:
         """Write and flush this rank's file, if the state that it holds is finite.
 
-        All of it, also what another rank writes: copies may differ once a device has failed, and
-        training goes on with each of them.
+        The check covers all of the state, also what another rank writes. Copies may differ once a
+        device has failed, and training continues with each of them.
         """
         results = []
         check_finite(self._planner.shards)
@@ -367,7 +367,7 @@ def _remedy(error: OSError, folder: Path, needed_bytes: int) -> str:
 
 
 def _layout_key(tensor: Tensor) -> tuple[Any, ...]:
-    """What the plan depends on."""
+    """Return the properties of a tensor that the plan depends on."""
     mesh = getattr(tensor, "device_mesh", None)
     return (tensor.shape, tensor.dtype, getattr(tensor, "placements", None), mesh)
 

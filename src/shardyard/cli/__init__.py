@@ -1,6 +1,6 @@
 """The command line: `shardyard VERB`. One table of verbs; each lives in a file of its own.
 
-`shardyard --help` imports nothing but click: a verb's module is imported when it is called.
+`shardyard --help` imports only click: a verb's module is imported when it is called.
 """
 
 # ruff: noqa: ARG002 - click names the parameters of the methods it calls

@@ -33,7 +33,7 @@ class _Bytes(click.ParamType[int]):
 
 @click.group()
 def command() -> None:
-    """Measure what a training will stand on."""
+    """Measure the hardware and software that a training depends on."""
 
 
 @command.command()

@@ -1,7 +1,7 @@
-"""`shardyard cluster create|adopt|show|scale|delete`: an EKS cluster or a Batch queue, and its end.
+"""`shardyard cluster create|adopt|show|scale|delete`: an EKS cluster or a Batch queue.
 
-eksctl, CloudFormation, kubectl and helm do it; the order, the waiting, the price and the proof that
-nothing is left are ours.
+eksctl, CloudFormation, kubectl and helm do it. The order, the waiting, the price and the proof
+that all is removed in the end are ours.
 """
 
 import json
@@ -101,7 +101,7 @@ def create(
     is_yes: bool,
     as_json: bool,
 ) -> None:
-    """Make the cluster of a YAML file and key=value settings. Killed, the same call goes on.
+    """Make the cluster of a YAML file and key=value settings. Repeat a killed call to continue.
 
     docs/verbs/cluster.md lists the settings.
     """
@@ -131,10 +131,10 @@ def create(
 
 
 def _show_terraform(spec: ClusterSpec, *, dry_run: bool) -> None:
-    """What Terraform would make, which is nothing that we do.
+    """Print what Terraform would create; Shardyard creates none of it.
 
     Raises:
-        RequestError: It was not asked as a dry run, or only eksctl or CloudFormation can make it.
+        RequestError: It is no dry run, or only eksctl or CloudFormation can create the cluster.
     """
     if not dry_run:
         raise RequestError(
@@ -162,7 +162,7 @@ def adopt(
     is_yes: bool,
     as_json: bool,
 ) -> None:
-    """Add to an EKS cluster that exists what a recipe needs and it lacks. Killed, it goes on.
+    """Add to an EKS cluster what a recipe needs and it lacks. Repeat a killed call to continue.
 
     `delete` then removes what was added, and neither the cluster nor what was there before.
     """
@@ -202,7 +202,7 @@ def adopt(
 def _to_be_added(
     description: tuple[str, ...], clusters: Path
 ) -> tuple[World | None, AdoptedCluster, tuple[Requirement, ...]]:
-    """What was begun from here, or what is found by looking; looking leaves nothing behind."""
+    """Return what was begun from here, or survey the cluster; a survey leaves no files behind."""
     asked = read_cluster_spec(description, is_adopted=True)
     begun = existing_adoption(asked, clusters)
     if begun is not None and isinstance(begun.spec, AdoptedCluster):
@@ -213,7 +213,7 @@ def _to_be_added(
 
 
 def _show_needs(spec: AdoptedCluster, needs: tuple[Requirement, ...], *, to_stderr: bool) -> None:
-    """What is needed, what of it is there, and what would be done about it."""
+    """Show what is needed, what of it exists, and what would be added."""
     rows = [
         (need.what, need.found or "no", ", ".join(need.adds) or need.by_hand or "nothing")
         for need in needs
@@ -249,7 +249,7 @@ def _next_steps(world: World, settings: Path) -> list[str]:
 
 
 def _day_rate(spec: ClusterSpec) -> Rate:
-    """What AWS says today of an accelerator node, rented as it is described."""
+    """Ask AWS for today's price of an accelerator node, rented as it is described."""
     nodes = spec.nodes
     asked = price_query(
         str(nodes.instance),
@@ -289,7 +289,7 @@ def _costs(spec: ClusterSpec, stage: Stage, rate: Rate | None) -> dict[str, Any]
 def _show_costs(
     spec: ClusterSpec, stage: Stage, rate: Rate | None, *, to_stderr: bool = False
 ) -> None:
-    """What it costs while it stands, as an answer, or beside one that is JSON."""
+    """Show what a running cluster costs, as a table or next to an answer in JSON."""
     costs = hourly_costs(spec, nodes=stage.nodes, rate=rate)
     rows = [(cost.what, _usd(cost), cost.source) for cost in costs]
     total = sum(cost.usd_per_hour or 0 for cost in costs)
@@ -315,7 +315,7 @@ def _usd(cost: Cost) -> str:
 @_prices_option
 @json_option
 def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool) -> None:
-    """Show how each part of cluster NAME stands, asked of AWS and of the cluster itself."""
+    """Show the state of each part of cluster NAME, as AWS and the cluster itself report it."""
     world = world_named(name, clusters)
     check_same_account(world)
     rate = _day_rate(world.spec) if prices == "aws" else None
@@ -371,7 +371,7 @@ def scale_(
 ) -> None:
     """Have NODES accelerator nodes in cluster NAME, and wait until they are ready.
 
-    On AWS Batch these stand without a job; more come with jobs and go behind them.
+    On AWS Batch, these run without a job; more come with jobs and go after them.
     """
     world = world_named(name, clusters)
     rate = _day_rate(world.spec) if prices == "aws" else None
@@ -421,7 +421,7 @@ def delete(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Remove cluster NAME, and ask AWS what is left. The exit code is 0 only if nothing is.
+    """Remove cluster NAME, and ask AWS what is left. The exit code is 0 only if all is gone.
 
     Of an adopted one, remove what was added.
     """
@@ -439,7 +439,7 @@ def delete(
 
 
 def _show_preview(world: World, preview: Preview, *, as_json: bool) -> None:
-    """What a removal would do."""
+    """Show what a removal would do."""
     if as_json:
         echo(json.dumps({"name": world.spec.name, **preview.to_json()}, indent=1))
         return

@@ -35,7 +35,7 @@ from shardyard.report.study.compare import settings_table as study_settings_tabl
 from shardyard.rundir.layout import find_run
 
 PAGE = "compare.html"
-"""Beside the folder of the first run."""
+"""File next to the folder of the first run."""
 
 
 @click.command()
@@ -71,9 +71,9 @@ def command(
 ) -> None:
     """Compare runs (each a path, an id, or its beginning) with the first of them; or studies.
 
-    Repeats of one kind are joined by commas and are one side: A1,A2,A3 B1,B2,B3. Reads their
-    folders alone; a run that goes on or has failed can be compared too. Studies, named by their
-    whole name or path, are compared size by size.
+    Repeats of one kind are joined by commas and are one side: A1,A2,A3 B1,B2,B3. Only their folders
+    are read; a run that continues or has failed can be compared too. Studies, named by their whole
+    name or path, are compared size by size.
     """
     studies = [[_study(word, runs_dir) for word in side] for side in sides]
     if any(study is not None for side in studies for study in side):

@@ -1,10 +1,10 @@
-"""What TAB offers: verbs, options, run ids, recipe files, settings and their values.
+"""TAB completion: verbs, options, run ids, recipe files, settings and their values.
 
 `eval "$(_SHARDYARD_COMPLETE=bash_source shardyard)"` turns it on (zsh and fish likewise). The shell
-then calls `shardyard` at each TAB with the words so far, on click's machinery for it; what is ours
-is which values there are, and that bash, which ends words at = and :, replaces the right part.
+then calls `shardyard` at each TAB with the words so far, on click's machinery for it. Ours are the
+values, and that bash, which ends words at = and :, replaces the right part.
 
-Somebody waits at the keyboard: no verb's module is imported where its name says what its words are.
+The user waits at the keyboard: no verb's module is imported where its name says what its words are.
 """
 
 # ruff: noqa: ARG001, ARG005 - all completers take what one of them needs
@@ -30,7 +30,7 @@ from shardyard.io.terminal import echo_raw
 from shardyard.rundir.layout import RUNS_DIR, RunDir, is_run
 
 VARIABLE = "_SHARDYARD_COMPLETE"
-"""Environment variable with what is asked: bash_source, bash_complete; zsh and fish likewise."""
+"""Environment variable of the request: bash_source, bash_complete; zsh and fish likewise."""
 
 if TYPE_CHECKING:
     Item = CompletionItem[str]
@@ -135,12 +135,12 @@ def faults(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def values_of(setting: str) -> Completer:
-    """What a setting accepts, as a word of its own."""
+    """Return a completer of a setting's values, each a word of its own."""
     return lambda word, options: _values(setting, word)
 
 
 def paths(word: str, *, is_match: Callable[[Path], bool]) -> Iterator[Item]:
-    """Files of the folder that a path is in, and its folders, in which one may go on."""
+    """Yield the files of the folder that a path is in, and its folders, to complete further."""
     above, slash, start = word.rpartition("/")
     folder = Path(above + slash).expanduser()
     for entry in sorted(_entries(folder)):
@@ -206,7 +206,7 @@ def _first_words(sentence: str) -> str:
 
 
 def _values(name: str, text: str) -> Iterator[Item]:
-    """What a setting accepts, where that is a list that ends."""
+    """Yield the values that a setting accepts, if they can be listed."""
     if name in _FOLDERS or name in _FILES:
         suffixes = _FILES.get(name, ())
         yield from paths(text, is_match=lambda path: not suffixes or path.suffix in suffixes)
@@ -224,7 +224,7 @@ _FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def _names(setting: str) -> Iterable[str]:
-    """Of a registry that is no part of the schema."""
+    """Return a setting's values from a registry outside the schema."""
     match setting:
         case "model.preset":
             from shardyard.families.presets import PRESETS
@@ -249,7 +249,7 @@ def _names(setting: str) -> Iterable[str]:
 
 
 def _choices(setting: str) -> Iterable[str]:
-    """Of the schema."""
+    """Return a setting's values from the schema."""
     from shardyard.config.schema.reference import settings
 
     found = settings().get(setting)
@@ -271,7 +271,7 @@ def _like(item: Item, value: str) -> Item:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What a folder holds, but for names that would act on a terminal."""
+    """Return a folder's entries, except names that would act on a terminal."""
     try:
         return [entry for entry in folder.iterdir() if entry.name.isprintable()]
     except OSError:
@@ -298,10 +298,10 @@ def _state(folder: Path) -> str | None:
 
 
 class _ShellCompleteBase(ShellComplete):
-    """What is the same for every shell. Behind an item of type ``part`` comes no space."""
+    """Completion common to all shells. An item of type ``part`` is followed by no space."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[Item]:
-        """What the word may become; nothing where anything goes wrong, as a prompt is no place."""
+        """Return completions of the word; none after an error, as a prompt is no place for one."""
         try:
             return self._completions(args, incomplete)
         except Exception:  # noqa: BLE001 - the outermost line of this call
@@ -318,7 +318,7 @@ class _ShellCompleteBase(ShellComplete):
 
 
 def _by_verb(args: list[str], incomplete: str) -> Completer | None:
-    """The completer of a word that its verb alone decides; None: an option may, click knows."""
+    """Return the completer of a word that depends only on its verb; None: leave it to click."""
     verb, *words = args or [""]
     if verb not in WORDS or any(word.startswith("-") for word in [*words, incomplete]):
         return None

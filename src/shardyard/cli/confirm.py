@@ -1,4 +1,4 @@
-"""What is asked of a person, and what is shown in place of doing it."""
+"""Questions to the user, and the previews shown instead of acting."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def confirm(question: str, *, is_yes: bool) -> None:
     """Ask before something is changed.
 
     Raises:
-        RequestError: Nobody can be asked.
+        RequestError: There is no terminal to ask on.
         click.Abort: The answer is no.
     """
     if is_yes:

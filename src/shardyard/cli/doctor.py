@@ -31,7 +31,7 @@ _WATCHERS: dict[str, Watchers] = {"monitoring": "monitoring", "cloudwatch": "clo
 def _validate_install_target(
     _context: click.Context, _option: click.Parameter, what: str | None
 ) -> str | None:
-    """What --install is followed by, unless it is a recipe, which stands before it."""
+    """Check the word after --install; a recipe comes before --install."""
     names = (NEEDED, *_WATCHERS)
     if what is None or what in names:
         return what
@@ -83,11 +83,11 @@ def command(
     trusts_folder: bool,
     as_json: bool,
 ) -> int:
-    """Look at this machine, or with --on at what RECIPE would be launched on. Changes nothing.
+    """Check this machine, or with --on the target that RECIPE would be launched on. Read-only.
 
-    The exit code is 0 without a problem, else 1. With --install what the target lacks is installed
-    at pinned versions: needed is what the recipe needs to run, monitoring is Prometheus, Grafana
-    and DCGM's exporter with dashboards and alert rules, cloudwatch is EKS's add-on.
+    The exit code is 0 without a problem, else 1. With --install, what the target lacks is installed
+    at pinned versions. needed is what the recipe needs to run. monitoring is Prometheus, Grafana
+    and DCGM's exporter with dashboards and alert rules. cloudwatch is EKS's add-on.
     """
     launcher = None if on is None else launcher_named(on, launchers_in(context))
     is_here = launcher is None or launcher.capabilities.is_this_machine

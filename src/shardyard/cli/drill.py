@@ -70,9 +70,9 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Break short runs of RECIPE (files and section.key=value overrides) in every way there is.
+    """Inject every possible failure into short runs of RECIPE (files and section.key=value).
 
-    Runs on this machine alone, in a folder of its own, and ends only what it has started.
+    Runs only on this machine, in a folder of its own, and ends only what it has started.
     """
     if (mtbf_s is None) != (for_s is None) or (mtbf_s and (names or repeat > 1 or dry_run)):
         raise click.UsageError(

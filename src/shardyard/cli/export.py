@@ -76,7 +76,7 @@ def command(
 ) -> None:
     """Write a checkpoint of RUN as a Hugging Face folder: weights, config and tokenizer.
 
-    Of a run with adapters (model.lora) it writes these alone, in PEFT's format.
+    Of a run with adapters (model.lora), it writes only these, in PEFT's format.
 
     Where only the nodes see the run's files, a side job writes and verifies it there.
     """

@@ -45,7 +45,7 @@ def build(
 ) -> None:
     """Build an image with this version of shardyard and the versions of this environment.
 
-    What stands behind -- goes to the tool: -- --build-arg PIP_INDEX_URL=https://mirror.example/simple
+    Words after -- go to the tool: -- --build-arg PIP_INDEX_URL=https://mirror.example/simple
     """
     if options and not options[0].startswith("-"):
         raise RequestError(

@@ -181,7 +181,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _print_import_summary(imported: "Imported", file: Path) -> None:
-    """What was written, and what of the files is not in it."""
+    """Report what was written, and which keys of the files are not in it."""
     from shardyard.cli.tables import print_table
     from shardyard.importers.configs.rules import OutcomeKind
 

@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Ask what is trained, from what, where and how long, and write it into FILE as a recipe.
 
-    What an option answers is not asked; where nobody can be asked, the usual answer is taken.
+    Options answer their questions in advance. Without a terminal, the usual answers are taken.
     """
     if file.exists() and not (is_forced or dry_run):
         raise RequestError(exists_already(file))

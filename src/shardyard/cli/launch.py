@@ -1,4 +1,4 @@
-"""`shardyard launch`: shows the plan and its price, asks, submits; the run goes on elsewhere."""
+"""`shardyard launch`: shows the plan and its price, asks, and submits a remote run."""
 
 import json
 from dataclasses import dataclass
@@ -75,14 +75,14 @@ def command(
 
 
 def submit_proposal(proposal: Proposal, terms: SubmitOptions) -> int:
-    """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
+    """Show, reject or ask, submit, and say what to do next; or only print the request."""
     if not agree(proposal, terms, question="submit it?"):
         return 0
     return report_submission(proposal, submitted(proposal), terms)
 
 
 def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
-    """Show, refuse or ask; with --dry-run print the request alone.
+    """Show, reject or ask; with --dry-run only print the request.
 
     Returns:
         Whether it is to be submitted.

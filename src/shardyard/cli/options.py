@@ -49,7 +49,7 @@ raw_option = click.option(
 
 
 def as_override(max_usd: float | None) -> tuple[str, ...]:
-    """``--max-usd`` as the setting that it stands for, so that it reaches the nodes."""
+    """Return the setting for ``--max-usd``, so that it reaches the nodes."""
     return () if max_usd is None else (f"launch.max_usd={max_usd!r}",)
 
 

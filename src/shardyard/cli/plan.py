@@ -143,7 +143,7 @@ def command(
 
 
 def _progress(*, is_enabled: bool) -> AbstractContextManager[OnPhase | None]:
-    """How far a dry run is."""
+    """Show the progress of a dry run."""
     if not is_enabled:
         return nullcontext()
     from shardyard.cli.progress import phases_progress  # rich takes as long as a plan
@@ -152,7 +152,7 @@ def _progress(*, is_enabled: bool) -> AbstractContextManager[OnPhase | None]:
 
 
 def _show(prediction: Prediction, *, critical_batch: float | None, details: bool) -> None:
-    """What is said of the machines that were asked for."""
+    """Print the prediction for the requested machines."""
     if prediction.assumed is None:
         show_headline(prediction.plan)
     else:
@@ -170,7 +170,7 @@ def _show(prediction: Prediction, *, critical_batch: float | None, details: bool
 
 
 def _suggest_format(accelerator: Accelerator) -> None:
-    """Where no speed can be said: the formats in which it could be."""
+    """Suggest formats with a known speed, where that of the recipe's format is unknown."""
     known = [name for name in ("fp16", "fp32") if not missing_rate(accelerator, name)]
     if known:
         echo(

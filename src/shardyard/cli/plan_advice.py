@@ -1,4 +1,4 @@
-"""What `shardyard plan --details` prints beside terms: who is which rank, what can be changed."""
+"""Details of `shardyard plan --details`: rank placement, and settings to change."""
 
 import shutil
 import sys
@@ -14,17 +14,17 @@ from shardyard.planner.ranks import Axis, RankPlacement
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 MOST_RANKS = 64
-"""That have a line each; of more, each node has one."""
+"""Most ranks with a line each; above it, each node has one."""
 
 MOST_NODES = 128
-"""That have a line each; of more, the first and the last."""
+"""Most nodes with a line each; above it, only the first and the last have one."""
 
 _FIRST_NODES = 8
 _MOST_IN_WORDS = 8
 """Numbers that are listed one by one."""
 
 _WIDE_COLUMNS = 112
-"""Of a terminal that holds numbers and settings side by side."""
+"""Columns of a terminal that holds numbers and settings side by side."""
 
 Row = tuple[str, ...]
 
@@ -120,7 +120,7 @@ def _show_levers(advice: Advice) -> None:
 
 
 def _is_narrow() -> bool:
-    """Whether settings beside the numbers would be broken within words."""
+    """Check whether settings next to the numbers would be broken within words."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     return is_terminal and shutil.get_terminal_size().columns < _WIDE_COLUMNS
 
@@ -152,7 +152,7 @@ def _show_rejected(kind: str, changes: Sequence[Change]) -> None:
 
 
 def _show_measured(advice: Advice) -> None:
-    """Measured values beside the predicted ones, where a run of before had these settings."""
+    """Show measured values next to predicted ones, where an earlier run had these settings."""
     found = [("this recipe", advice.now, advice.measured)]
     found += [
         (each.name, each.plan, each.measured) for each in advice.levers if each.plan is not None

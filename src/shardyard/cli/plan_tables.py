@@ -1,4 +1,4 @@
-"""What `shardyard plan` prints: first what takes ten seconds to read, the rest on request."""
+"""Output of `shardyard plan`: first what takes ten seconds to read, the rest on request."""
 
 import shutil
 import sys
@@ -42,7 +42,7 @@ def show_headline(plan: Plan) -> None:
 
 
 def show_task(plan: Plan) -> None:
-    """What is to be trained, where no machines are named."""
+    """Show the training task, where no machines are named."""
     length = "length known once the data is prepared"
     if plan.steps is not None and plan.tokens is not None:
         length = f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
@@ -52,7 +52,7 @@ def show_task(plan: Plan) -> None:
 
 
 def show_day_prices(prices: Sequence[LivePrice]) -> None:
-    """What a node costs today, rented in each way."""
+    """Show today's price of a node, rented in each way."""
     echo()
     print_table(
         ("a node, rented", "an hour", ""),
@@ -65,7 +65,7 @@ def show_day_prices(prices: Sequence[LivePrice]) -> None:
 
 
 def show_quality(plan: Plan, critical_batch: float) -> None:
-    """What the size of the batch costs in samples."""
+    """Show the cost of the batch size in samples."""
     factor = plan.samples_factor(critical_batch)
     twice = plan.samples_factor(critical_batch, times=2)
     _print_paragraph(
@@ -78,11 +78,11 @@ def show_quality(plan: Plan, critical_batch: float) -> None:
 def show_layouts(
     plan: Plan, search: Search, requested: Parallel, *, enough: tuple[int, Candidate] | None
 ) -> None:
-    """The best layouts, each with its reason, and the settings of the one to take.
+    """Show the best layouts, each with its reason, and the settings of the one to take.
 
     Args:
-        requested: What the recipe says of the axes.
-        enough: Where nothing fits: nodes on which something does, and what.
+        requested: Axes in the recipe.
+        enough: Where no layout fits: nodes on which one does, and that layout.
     """
     if not search.best:
         _show_nearest(search, requested, enough)
@@ -143,7 +143,7 @@ def show_quotes(
 
 
 def show_dry_run(plan: Plan, dry: DryRun) -> None:
-    """The real model's bytes beside the arithmetic's."""
+    """Show the bytes of the real model next to the plan's."""
     peak = dry.peak
     names = [name for name in peak.terms if peak.terms[name] or plan.memory_term(name)]
     rows = [(n, format_bytes(plan.memory_term(n)), format_bytes(peak.terms[n])) for n in names]

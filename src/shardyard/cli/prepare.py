@@ -64,7 +64,7 @@ def command(
 ) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 
-    Does nothing where the data is prepared already, and goes on where a killed call stopped.
+    Skips data that is prepared already, and continues where a killed call stopped.
     """
     if prune:
         if on is not None or verify or also is not None:
@@ -215,7 +215,7 @@ def _packed(metadata: DatasetMetadata) -> list[tuple[str, str]]:
 
 
 def _bytes_a_token(metadata: DatasetMetadata) -> str:
-    """How much text a token stands for; nothing for sets of before bytes were counted."""
+    """Return the bytes of text per token; empty for sets prepared before bytes were counted."""
     if not metadata.train_bytes:
         return ""
     return f", {metadata.train_bytes / metadata.train_tokens:.2f} bytes of text each"

@@ -1,6 +1,6 @@
-"""What moves on a terminal: a bar while an attempt trains, files come, or a model is dry-run.
+"""Live progress on a terminal: a bar for training, a download, or a dry run of a model.
 
-Where stderr is no terminal, the plain lines that control/ says take their place.
+Where stderr is no terminal, the plain lines of control/ take their place.
 """
 
 import sys
@@ -31,7 +31,7 @@ from shardyard.transfer.download import ProgressCallback
 
 _BAR_WIDTH = 24
 _WIDTH_FOR_BAR = 110
-"""Columns of a terminal from which there is room for a bar beside the facts."""
+"""Columns of a terminal from which there is room for a bar next to the facts."""
 
 
 def attempt_view(resolved: Resolved) -> View:
@@ -85,8 +85,10 @@ class AttemptBar:
     """One progress bar that stays at the bottom; lines of events above it."""
 
     def __init__(self, console: Console, total_steps: int, *, unit: str = "token") -> None:
-        """Args:
-        unit: What the speed is told of.
+        """Create the bar.
+
+        Args:
+            unit: Unit of the speed.
         """
         self._console = console
         self._unit = unit

@@ -20,7 +20,7 @@ from shardyard.rundir.layout import find_run
 def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
     """Write report.html and report.md into the folder of RUN (a path, an id, or its beginning).
 
-    Reads that folder alone; a run that goes on or has failed has a report too.
+    Reads only that folder; a run that continues or has failed has a report too.
     """
     found = find_run(run, runs_dir)
     if send:

@@ -1,4 +1,4 @@
-"""`shardyard runs`: the runs in a folder and how they stand, with the jobs of launched ones."""
+"""`shardyard runs`: the runs in a folder and their states, with the jobs of launched ones."""
 
 import json
 import time

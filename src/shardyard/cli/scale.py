@@ -1,4 +1,4 @@
-"""`shardyard scale`: lets a launched run go on with another number of nodes."""
+"""`shardyard scale`: continues a launched run with another number of nodes."""
 
 import json
 from functools import partial
@@ -43,9 +43,9 @@ def command(
     max_usd: float | None,
     **terms: Any,
 ) -> int:
-    """Let RUN (a path, an id, or the beginning of one) go on with NODES nodes.
+    """Continue RUN (a path, an id, or the beginning of one) with NODES nodes.
 
-    Where the job keeps its number of nodes it is drained, and a new one is submitted.
+    If the job has a fixed number of nodes, it is drained, and a new one is submitted.
     """
     launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
     asked = SubmitOptions(**terms)

@@ -21,7 +21,7 @@ from shardyard.rundir.layout import RUNS_DIR
 def command(folder: Path, *, port: int, host: str) -> int:
     """Show all runs of DIR (runs) in a browser: list, curves that grow, events. Ctrl-C ends it.
 
-    Nothing is written but a cache of the list, and nothing can be changed from the page.
+    Only a cache of the list is written, and the page cannot change a run.
     """
     if not folder.is_dir():
         raise RequestError(

@@ -36,7 +36,7 @@ from shardyard.units import format_usd
 def command(
     context: click.Context, run: str, *, runs_dir: Path, is_side: bool, as_json: bool
 ) -> None:
-    """Say how RUN (a path, an id, or the beginning of one) and its job stand."""
+    """Show the state of RUN (a path, an id, or the beginning of one) and its job."""
     which: Which = "side" if is_side else "any"
     launched = find_launched(run, runs_dir, launchers_in(context), which=which)
     status = launched.status()
@@ -60,7 +60,7 @@ def command(
 def _read_run(
     launched: Job, status: JobStatus
 ) -> tuple[RunState, Spending | None, ObservedNetwork | None]:
-    """What the run's folder says; one that cannot be read does not hide the job."""
+    """Read the run's state from its folder; an unreadable one does not hide the job."""
     folder = launched.run_dir
     is_far = not launched.launcher.capabilities.shares_folder
     is_training_elsewhere = is_far and status.state == JobState.RUNNING

@@ -100,8 +100,8 @@ def command(
 ) -> int:
     """Study how RECIPE scales: the same recipe on several numbers of nodes.
 
-    Each size is planned and run, one after the other, or planned alone with --predict. Called
-    again, it goes on: what is done is not run again. The answer is a folder below run.dir with
+    Each size is planned and run, one after the other; with --predict it is only planned. A repeated
+    call continues, and does not run finished sizes again. The answer is a folder below run.dir with
     table.md, table.csv, table.json and study.html.
     """
     _check_option_conflicts(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)

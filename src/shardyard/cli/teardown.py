@@ -1,7 +1,7 @@
-"""`shardyard teardown`: removes what launching created elsewhere, and says what is left.
+"""`shardyard teardown`: removes what launching created remotely, and says what is left.
 
-The ledger names it, so nothing is searched for by guess. No launcher creates what holds data, so
-none is removed: the run's own folder, volumes and file systems stay.
+The ledger lists it, so there is no search by guess. Launchers create no storage, so none is
+removed: the run's own folder, volumes and file systems stay.
 """
 
 import json

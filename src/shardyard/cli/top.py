@@ -1,4 +1,4 @@
-"""`shardyard top`: a run as it stands, with all its nodes and ranks, again every few seconds."""
+"""`shardyard top`: the state of a run with all its nodes and ranks, every few seconds."""
 
 import json
 import sys
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 ABSENT = "-"
 _FETCH_EVERY_S = 15.0
-"""Where the nodes' folder is out of reach: a look there reads what node 0 has printed."""
+"""Seconds between reads of node 0's output, where the nodes' folder is out of reach."""
 _AROUND = 6
-"""Lines of a terminal beside the table's rows."""
+"""Lines of a terminal without the table's rows."""
 _NUMBERS = ("step", "a step", "waits", "memory", "used", "power")
 _RANK_HEADS = ("rank", "node", "pid", *_NUMBERS, "")
 _NODE_HEADS = ("node", "ranks", *_NUMBERS, "")
@@ -51,10 +51,10 @@ _NODE_HEADS = ("node", "ranks", *_NUMBERS, "")
 def command(
     context: click.Context, run: str, *, every_s: float, runs_dir: Path, as_json: bool
 ) -> int:
-    """Show RUN (a path, an id, or the beginning of one) as it stands, with its nodes and ranks.
+    """Show the state of RUN (a path, an id, or the beginning of one), with its nodes and ranks.
 
-    On a terminal until the run is over or Ctrl-C, which ends the looking and not the run; in a pipe
-    once, as plain text.
+    On a terminal, it repeats until the run is over or Ctrl-C, which does not end the run. In a
+    pipe, it prints plain text once.
     """
     run_dir = find_run(run, runs_dir)
     launched, ledger = None, Ledger(run_dir.ledger)
@@ -93,7 +93,7 @@ class _BoardReader:
 
 
 def _print_board(board: Board) -> None:
-    """All ranks, whatever their number."""
+    """Print all ranks, for any number of them."""
     for line in head_lines(board):
         echo(line)
     heads, rows = rank_table(board)
@@ -189,10 +189,10 @@ def node_table(board: Board) -> tuple[Sequence[str], Rows]:
 
 
 def fitting(board: Board, height: int) -> tuple[Sequence[str], Rows, str]:
-    """What a terminal has lines for: ranks, else nodes, those with something wrong first.
+    """Return the rows that fit a terminal: ranks, else nodes, those with problems first.
 
     Returns:
-        Heads, rows, and what is not shown, in words.
+        Heads, rows, and a description of the rows left out.
     """
     heads, rows = rank_table(board)
     if len(rows) <= height:
@@ -220,8 +220,11 @@ def _node_row(node: NodeRow) -> tuple[str, ...]:
 
 
 def _numbers(rows: Sequence[RankRow]) -> list[str]:
-    """Of one rank; of several the last step that all have done, and what binds: the longest step,
-    the least waiting, the fullest device, the idlest one; and the sum of their power."""
+    """Return the numbers of one rank, or of several ranks together.
+
+    For several, they are the last step that all have done, the longest step and the least waiting;
+    then the fullest device, the idlest one, and the sum of their power.
+    """
     step = min((r.step for r in rows if r.step is not None), default=None)
     step_s = max((r.step_s for r in rows if r.step_s is not None), default=None)
     waits = min((r.waits for r in rows if r.waits is not None), default=None)

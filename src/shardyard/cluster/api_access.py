@@ -1,4 +1,4 @@
-"""Who reaches the API server of a cluster of EKS that is made: which addresses, or only its VPC.
+"""Access to the API server of a new EKS cluster: which addresses, or only its VPC.
 
 EKS's own default is every address. Source: Amazon EKS User Guide, Cluster API server endpoint.
 """
@@ -18,7 +18,7 @@ _MOST_RANGES = 40
 
 
 def access_errors(access: tuple[str, ...] | None) -> list[Problem]:
-    """What is wrong with the setting ``access``."""
+    """Find problems of the setting ``access``."""
     if access is None or access == (ONLY_VPC,):
         return []
     if not access:
@@ -50,7 +50,7 @@ def _range_error(text: str) -> str:
 
 
 def access_warning(spec: ClusterSpec) -> str:
-    """What the caller has to know before the cluster is made; empty: nothing."""
+    """Return a warning for the caller before the cluster is made; empty: none."""
     if spec.kind != "eks":
         return ""
     if spec.access is None:

@@ -31,7 +31,7 @@ from shardyard.log import info
 # What a cluster is made with and looked at: AWS, eksctl, kubectl and helm, and its folder here.
 
 LIMIT_S = 3600.0
-"""Of one program; a control plane takes a quarter of an hour, a group of nodes ten minutes."""
+"""Most seconds of one program; a control plane takes 15 minutes, a group of nodes ten."""
 
 _DESCRIPTION = "cluster.json"
 _LAST_LINES = 5
@@ -56,22 +56,22 @@ class World:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What was made, and may be there."""
+        """Ledger of what was made, and may still exist."""
         return Ledger(self.folder / "ledger.jsonl")
 
     @property
     def kubeconfig(self) -> Path:
-        """Of this cluster alone; the user's own is never written."""
+        """Kubeconfig of only this cluster; the user's own is never written."""
         return self.folder / "kubeconfig"
 
     @property
     def log(self) -> Path:
-        """What programs said."""
+        """Log of the programs' output."""
         return self.folder / "programs.log"
 
     @cached_property
     def session(self) -> Any:
-        """Of the cluster's region."""
+        """AWS session of the cluster's region."""
         return aws_session(self.spec.region)
 
     @cached_property
@@ -123,7 +123,7 @@ class World:
                 yield from _pages(getattr(client, call), params)
 
     def listed(self, service: str, call: str, at: str, **params: Any) -> Iterator[Any]:
-        """What a list has, of all its pages.
+        """Yield the entries of a list, from all its pages.
 
         Args:
             at: Where the list is in the answer, such as ``Reservations.Instances``.
@@ -179,7 +179,7 @@ class World:
 
 
 def _pages(method: Any, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Of a call whose pages botocore does not know."""
+    """Yield the pages of a call whose pages botocore does not know."""
     token: dict[str, Any] = {}
     while True:
         answer: dict[str, Any] = method(**params, **token)
@@ -224,7 +224,7 @@ def _failed(argv: list[str], output: bytes, log: Path) -> ShardyardError:
 
 
 def folder_of(spec: ClusterSpec, clusters: Path) -> Path:
-    """Where a cluster's files are kept: of one name there may be one in each region."""
+    """Return the folder of a cluster's files; each region may have one of the name."""
     return clusters / f"{spec.name}.{spec.region}"
 
 
@@ -323,7 +323,7 @@ _NOT_ANSWERING = ("CREATING", "DELETING")
 
 
 def kubectl_json(world: World, *words: str) -> dict[str, Any] | None:
-    """What kubectl gets; None: there is nothing of the kind and name, or no cluster.
+    """Return what kubectl gets; None: there is no such object, or no cluster.
 
     Raises:
         RequestError: The kubeconfig names another cluster.
@@ -337,7 +337,7 @@ def kubectl_json(world: World, *words: str) -> dict[str, Any] | None:
 
 
 def in_cluster(world: World, argv: tuple[str, ...]) -> str:
-    """What kubectl or helm prints, run against this cluster and no other.
+    """Run kubectl or helm against only this cluster, and return its output.
 
     Raises:
         RequestError: The kubeconfig names another cluster.
@@ -366,7 +366,7 @@ def _run(world: World, cluster: dict[str, Any], argv: tuple[str, ...]) -> str:
 
 
 def reachable_cluster(world: World) -> dict[str, Any] | None:
-    """What EKS says of the cluster of this name; None: there is none, or it does not answer yet."""
+    """Ask EKS for the cluster of this name; None: it is missing, or does not answer yet."""
     answer = world.ask("eks", "describe_cluster", name=world.spec.name)
     if answer is None or answer["cluster"]["status"] in _NOT_ANSWERING:
         return None
@@ -419,10 +419,10 @@ def account_of(arn: str) -> str:
 
 
 def check_same_account(world: World) -> None:
-    """That nobody takes "it is not in my account" for "it is gone".
+    """Check the account, so that a cluster in another account does not count as gone.
 
     Raises:
-        AccessError: The credentials are another account's than those it was made with.
+        AccessError: The credentials are of another account than the cluster was made with.
     """
     made = {entry.details["account"] for entry in world.ledger.all() if "account" in entry.details}
     if not made:
@@ -448,7 +448,7 @@ class Act:
     """Either a program or a call."""
 
     argv: tuple[str, ...] = ()
-    """Of kubectl and helm without ``--kubeconfig``."""
+    """Arguments of kubectl and helm, without ``--kubeconfig``."""
     service: str = ""
     call: str = ""
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)

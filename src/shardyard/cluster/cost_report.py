@@ -1,8 +1,8 @@
-"""What a cluster's life costs: predicted before it is lived, and told of its ledger.
+"""Cost of a cluster's life: predicted in advance, and computed from its ledger.
 
-The ledger says when each part was begun, seen and seen gone, and how many accelerator nodes were
-asked for. A part is paid from the moment it is begun to the moment it is seen gone: a few minutes
-more than AWS bills, never less.
+The ledger says when each part was begun, seen and seen gone, and how many accelerator nodes
+were requested. A part is paid from the moment it is begun to the moment it is seen gone: a few
+minutes more than AWS bills, never less.
 """
 
 import re
@@ -34,20 +34,20 @@ class Item:
 
     what: str
     hours: float
-    """That it stands; of accelerator nodes, of all of them together."""
+    """Hours that it exists; for accelerator nodes, the sum over all of them."""
     usd: float | None
     """None: its price is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What was paid, or will be; without traffic, requests and disks of nodes."""
+    """Paid or predicted amount, without traffic, requests and disks of nodes."""
 
     items: tuple[Item, ...]
 
     @property
     def usd(self) -> float:
-        """Of all whose price is known."""
+        """Sum of all items with a known price, US dollars."""
         return sum(item.usd or 0.0 for item in self.items)
 
     @property
@@ -73,10 +73,10 @@ class _Span:
 
 
 def predicted_bill(spec: ClusterSpec, stages: Sequence[Stage], *, rate: Rate | None = None) -> Bill:
-    """The bill of a cluster that stands through these stages, all its parts from the first on.
+    """Compute the bill of a cluster that exists through these stages, with all its parts.
 
     Args:
-        rate: What an accelerator node costs an hour; None: what the table says.
+        rate: Price of an accelerator node an hour; None: the table's.
     """
     parts = {cost.part for cost in hourly_costs(spec, nodes=1)}
     spans = [
@@ -88,11 +88,11 @@ def predicted_bill(spec: ClusterSpec, stages: Sequence[Stage], *, rate: Rate | N
 
 
 def bill_of(spec: ClusterSpec, ledger: Ledger, *, now: float, rate: Rate | None = None) -> Bill:
-    """The bill of all that the ledger says was made, to this moment.
+    """Compute the bill of everything in the ledger, to this moment.
 
     Args:
-        now: Unix seconds; what still stands is paid until then.
-        rate: What an accelerator node costs an hour; None: what the table says.
+        now: Unix seconds; parts that still exist are paid until then.
+        rate: Price of an accelerator node an hour; None: the table's.
 
     Raises:
         StorageError: The ledger was changed by something else.
@@ -110,7 +110,7 @@ def requested_nodes(spec: ClusterSpec, ledger: Ledger) -> int:
 
 
 def _spans(spec: ClusterSpec, ledger: Ledger, *, now: float) -> Iterator[_Span]:
-    """What stood how long; of accelerator nodes a span for each number of them."""
+    """Yield how long each part existed; accelerator nodes have a span for each number of them."""
     stands: dict[str, tuple[float, int]] = {}
     for at, part, count in _changes(spec, ledger):
         since, before = stands.get(part, (at, 0))

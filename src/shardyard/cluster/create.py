@@ -72,7 +72,7 @@ def _asks(pod: dict[str, Any], resource: str) -> bool:
 # Make a cluster part by part; killed anywhere, the same call goes on.
 
 LAUNCHER = "cluster"
-"""What the ledger says made it."""
+"""Launcher in the ledger's entries."""
 
 POLL_S = 15.0
 LIMIT_S = 3600.0
@@ -125,7 +125,7 @@ def _create_part(part: ClusterPart, world: World, *, poll_s: float, limit_s: flo
 
 
 def entry_of(part: ClusterPart, ledger: Ledger, name: str) -> str | None:
-    """``created``, ``intended``, or None: the ledger knows nothing of it that is not over."""
+    """Return ``created``, ``intended``, or None: the ledger has no open entry of it."""
     for entry in ledger.live():
         if (entry.kind, entry.name) == (part.kind, name):
             return "created" if entry.is_confirmed else "intended"
@@ -133,7 +133,7 @@ def entry_of(part: ClusterPart, ledger: Ledger, name: str) -> str | None:
 
 
 def _wait_until_stable(part: ClusterPart, world: World, *, poll_s: float, limit_s: float) -> State:
-    """How a part stands once it neither comes nor goes any more."""
+    """Wait until a part neither comes nor goes, and return its state."""
     state = part.state(world)
     if state.word in ("coming", "going"):
         info(f"waiting for {part.kind} {part.name(world.spec)}, which is {state.word}")
@@ -237,10 +237,10 @@ def nodes_part(spec: ClusterSpec) -> ClusterPart | None:
 
 
 def scale_act(world: World, nodes: int) -> Act:
-    """What has another number of accelerator nodes.
+    """Return the call that sets another number of accelerator nodes.
 
     Raises:
-        RequestError: The group takes no so many, does not stand, or is not ours.
+        RequestError: The group does not take that many, is missing, or is not ours.
     """
     spec = world.spec
     if not 0 <= nodes <= (spec.nodes.max or 0):
@@ -289,10 +289,10 @@ def scale(
     poll_s: float = POLL_S,
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Another number of accelerator nodes; waits until they are ready.
+    """Set another number of accelerator nodes, and wait until they are ready.
 
     Raises:
-        RequestError: The group takes no so many, does not stand, or is not ours.
+        RequestError: The group does not take that many, is missing, or is not ours.
         CapacityError: They do not come.
     """
     spec = world.spec

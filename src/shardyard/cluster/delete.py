@@ -1,4 +1,4 @@
-"""What a removal would do, in its order; asked, and nothing changed."""
+"""Removal of a cluster: a read-only preview, the removal, and a last check of AWS."""
 
 import time
 from collections.abc import Callable
@@ -28,30 +28,30 @@ from shardyard.log import info, warn
 
 @dataclass(frozen=True, kw_only=True)
 class FinalState:
-    """How a part stood at the end: who was asked, and when."""
+    """Final state of a part, with who was asked, and when."""
 
     part: str
     word: str
-    """As of ``State``, or ``not known``: nobody answered."""
+    """Word of ``State``, or ``not known`` without an answer."""
     asked: str
     unix_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """What a removal did."""
+    """Result of a removal."""
 
     seen: list[FinalState]
     """Each part that was ever begun."""
     left: list[OrphanedResource]
     unanswered: list[FailedQuery]
-    """Questions about what is left that nobody answered: something may be."""
+    """Questions about what is left without an answer: something may be left."""
     problems: list[str]
     """Parts that could not be removed, and why."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is there any more, and all who were asked say so."""
+        """Whether all parts are gone, and every service has confirmed it."""
         gone = all(seen.word == "absent" for seen in self.seen)
         return gone and not self.left and not self.unanswered and not self.problems
 
@@ -142,7 +142,7 @@ def _remove_parts(
 
 
 def _final_state(part: ClusterPart, world: World) -> FinalState:
-    """How a part stands behind all removals; what is back is written down again."""
+    """Ask for a part's state after all removals; a part that is back is recorded again."""
     name = part.name(world.spec)
     try:
         state = part_state(part, world)
@@ -158,7 +158,7 @@ def _final_state(part: ClusterPart, world: World) -> FinalState:
 
 
 def part_state(part: ClusterPart, world: World) -> State:
-    """How a part stands; one inside the cluster is gone with its control plane."""
+    """Return the state of a part; a part inside the cluster is gone with its control plane."""
     if part.is_inside and (plane := plane_of(world.spec).state(world)).word == "absent":
         return State(word="absent", source=plane.source)
     try:
@@ -255,7 +255,7 @@ def _check_no_busy_pods(world: World) -> None:
 
 
 def check_confirmed_name(name: str, confirmed: str) -> None:
-    """That what holds data is removed by its name alone.
+    """Check that a part with data is removed only by its own name.
 
     Raises:
         RequestError: Another name was given.
@@ -274,7 +274,7 @@ class Step:
 
     part: str
     word: str
-    """How it stands."""
+    """State of the part."""
     commands: tuple[str, ...]
     """Exactly what is run; none: it goes with the control plane, or is going already."""
 
@@ -286,24 +286,24 @@ class Preview:
     steps: tuple[Step, ...]
     """In their order."""
     refused: str
-    """Why it would be refused now; empty: it would not."""
+    """Reason for which it would be rejected now; empty: it would not."""
     data: tuple[str, ...]
     """Names of what holds data, each to be given with ``--delete-data``."""
     usd_per_hour: float
-    """What is no more paid behind it, of known prices."""
+    """US dollars an hour that end with the removal, of known prices."""
     is_price_whole: bool
     asks_for: int
-    """Kinds of things that AWS is asked for at the end."""
+    """Number of resource kinds that AWS is queried for at the end."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def preview_removal(world: World) -> Preview:
-    """What ``remove`` would do now.
+    """Return what ``remove`` would do now.
 
     Raises:
-        AccessError: Something of the name is somebody else's.
+        AccessError: A resource with one of the names is not ours.
     """
     check_same_account(world)
     refused = ""

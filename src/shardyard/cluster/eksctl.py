@@ -1,4 +1,4 @@
-"""What eksctl is given: the cluster without accelerators, and the group of nodes that has them.
+"""Input of eksctl: the cluster without accelerators, and the group of nodes that has them.
 
 Two files, because accelerators bill from the moment they start and are made last. Fields: eksctl's
 schema of ``eksctl.io/v1alpha5`` (v0.230).
@@ -27,10 +27,10 @@ SYSTEM_GROUP = "system"
 
 
 def tags_of(spec: ClusterSpec, owner: str) -> dict[str, str]:
-    """What tells ours from others'.
+    """Return the tags that mark a resource as ours.
 
     Args:
-        owner: Id of this making, of the ledger.
+        owner: Id of this creation, from the ledger.
     """
     return {NAME_TAG: spec.name, OWNER_TAG: owner}
 

@@ -1,7 +1,7 @@
-"""What a recipe needs of a cluster that is there, what of it is there, and what would be added.
+"""Survey of an existing cluster: what a recipe needs, what of it exists, and what to add.
 
-Everything is asked; nothing is changed. What is added is parts of ``adopted_parts.py``, made and
-removed as those of a cluster of ours are.
+A survey only asks. The parts to add are those of ``adopted_parts.py``; they are made and
+removed like those of a cluster of ours.
 """
 
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ class Requirement:
 
     what: str
     found: str
-    """What of it is there, in words; empty: nothing."""
+    """Existing part of it, in words; empty: none."""
     adds: tuple[str, ...] = ()
     """Kinds of the parts that are added for it."""
     by_hand: str = ""
-    """What to do about it, where it is not there and nothing is added for it."""
+    """Instruction for the user, where it is missing and no part is added for it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,7 +46,7 @@ class Requirement:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What was found."""
+    """Result of a survey."""
 
     cluster: AdoptedCluster
     needs: tuple[Requirement, ...]
@@ -154,7 +154,7 @@ def _needs(world: World) -> Iterator[Requirement]:
 
 
 def _plugin(resource: str, kind: str, daemons: list[dict[str, Any]]) -> Requirement:
-    """A device plugin, whoever installed it: known by its image."""
+    """Find a device plugin by its image, by whomever it was installed."""
     plugin = DEVICE_PLUGINS[resource]
     for daemon in daemons:
         images = [one.get("image", "") for one in daemon["spec"]["template"]["spec"]["containers"]]
@@ -202,7 +202,7 @@ def _group_mismatch(world: World, nodegroup: dict[str, Any], group: str, *, size
 
 
 def _has_efa(world: World, group: str) -> bool:
-    """Whether a node of it stands and offers them: the group itself does not say."""
+    """Check whether a running node of the group offers them: the group itself does not say."""
     label = f"eks.amazonaws.com/nodegroup={group}"
     nodes = kubectl_json(world, "nodes", "--selector", label) or {"items": []}
     wanted = str(world.spec.instance.efa_count)
@@ -254,7 +254,7 @@ def _claim(world: World, namespace: str, name: str) -> Requirement:
 
 
 def _subnet(world: World, network: dict[str, Any]) -> str:
-    """Where nodes and the file system go: the one that was named, or a private one of the zone."""
+    """Return the subnet of nodes and file system: the named one, or a private one of the zone."""
     spec, vpc = world.spec, str(network["vpcId"])
     named = spec.vpc.subnets.get(spec.zone)
     ids = [named] if named else list(network["subnetIds"])
@@ -275,7 +275,7 @@ def _subnet(world: World, network: dict[str, Any]) -> str:
 
 
 def _check_names_free(world: World, adds: set[str]) -> None:
-    """What has our name and not our id stays as it is; so it is told before anything is made."""
+    """Check names before anything is made: parts with our name but another id stay as they are."""
     for part in (FileSystem(), AddedClaim(), AddedNodes(GROUP)):
         if part.kind in adds:
             part.state(world)

@@ -1,4 +1,4 @@
-"""What is added to a cluster that was there before; each part has our id, or it is not touched."""
+"""Parts added to an existing cluster; a part without our id is never touched."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _EFS_ADDON = "aws-efs-csi-driver"
 
 
 def added_parts(spec: AdoptedCluster) -> Iterator[ClusterPart]:
-    """Those that are added, in the order in which they are made."""
+    """Return the parts to add, in the order in which they are made."""
     return (part for part in all_added(spec) if part.kind in spec.adds)
 
 
@@ -71,10 +71,10 @@ class ExistingCluster(ClusterPart):
 
 
 def check_same_arn(arn: str, spec: AdoptedCluster) -> None:
-    """That a cluster of the name in another account is not taken for this one.
+    """Check that a cluster of the name in another account is not taken for this one.
 
     Raises:
-        AccessError: It is another.
+        AccessError: It is another cluster.
     """
     if arn == spec.arn:
         return
@@ -86,9 +86,9 @@ def check_same_arn(arn: str, spec: AdoptedCluster) -> None:
 
 
 class LabelledPart(ClusterPart):
-    """A part that a program installs, and one object of which is given our id.
+    """Part that a program installs, and one object of which gets our id.
 
-    Between the two our process may end. Then the ledger says that it was begun where nothing was.
+    Between the two, our process may end. Then the ledger says that it was begun where no part was.
     """
 
     is_inside = True
@@ -105,7 +105,7 @@ class LabelledPart(ClusterPart):
         return self.part().label
 
     def acts(self) -> list[Act]:
-        """What installs it."""
+        """Return the calls that install it."""
         return [install_act(self.part())]
 
     def text(self, spec: ClusterSpec, owner: str) -> str:
@@ -139,7 +139,7 @@ class LabelledPart(ClusterPart):
 
 
 def _labels(item: dict[str, Any]) -> dict[str, str]:
-    """Those of ours on an object."""
+    """Return our labels on an object."""
     labels = item["metadata"].get("labels") or {}
     return {key: labels[key] for key in (NAME_TAG, OWNER_TAG) if key in labels}
 
@@ -153,7 +153,7 @@ def _is_unconfirmed(part: ClusterPart, world: World) -> bool:
 
 
 class FsxDriver(LabelledPart):
-    """What lets pods mount FSx for Lustre."""
+    """Driver with which pods mount FSx for Lustre."""
 
     kind = "storage driver"
 
@@ -165,8 +165,10 @@ class FsxDriver(LabelledPart):
 
 
 class GpuPlugin(LabelledPart):
-    """What offers a node's GPUs to pods; eksctl's own is told to stay away, as it leaves no trace
-    by which it could be removed again."""
+    """Plugin that offers a node's GPUs to pods.
+
+    eksctl's own is turned off, as it leaves no trace by which it could be removed again.
+    """
 
     kind = "GPU device plugin"
 
@@ -178,7 +180,7 @@ class GpuPlugin(LabelledPart):
 
 
 class AddedEfaPlugin(LabelledPart):
-    """What offers a node's EFA interfaces to pods, in place of what eksctl brings with a group."""
+    """Plugin that offers a node's EFA interfaces to pods, in place of eksctl's own for a group."""
 
     kind = "EFA device plugin"
 

@@ -1,7 +1,7 @@
-"""A cluster that was there before: what it is, and what is added to it.
+"""Cluster that existed before: what it is, and what is added to it.
 
-The list of what is added is settled once, before anything is made, and kept: a call that was killed
-goes on by it, as a cluster to which half was added lacks only the other half.
+The list of additions is settled once, before anything is made, and kept. A killed call continues
+by it, as a cluster to which half was added lacks only the other half.
 """
 
 from typing import Annotated
@@ -15,7 +15,7 @@ class AdoptedCluster(ClusterSpec):
     """A description whose network and version are those of the cluster."""
 
     arn: str
-    """Of the cluster: region, account and name."""
+    """ARN of the cluster: region, account and name."""
     control_group: str
     """Security group of its control plane."""
     node_group: str
@@ -23,4 +23,4 @@ class AdoptedCluster(ClusterSpec):
     adds: Annotated[tuple[str, ...], Field(strict=False)]
     """Kinds of the parts that are added, in the order in which they are made."""
     asked: ClusterSpec
-    """As the user described it."""
+    """Description as the user wrote it."""

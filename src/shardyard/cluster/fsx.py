@@ -21,19 +21,19 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 NFS_PORTS = ((2049, 2049),)
 
 _WITH_THE_STACK = {"DeletionPolicy": "Delete", "UpdateReplacePolicy": "Retain"}
-"""Removing the stack removes the data, which is asked for by name; a change of it never does."""
+"""Policies: removing the stack removes the data, by its name; changing it never does."""
 
 EFS_ROOT = "/shardyard"
 """Folder of EFS that pods and containers see."""
 ROOT_IMAGE = "public.ecr.aws/docker/library/busybox:1.37"
-"""Of the job that gives the root of FSx to the group of the pods."""
+"""Image of the job that gives the root of FSx to the group of the pods."""
 DATA = "data"
-"""Folder of FSx in which the bucket stands."""
+"""Folder of FSx that holds the bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSystemOutputs:
-    """What a stack says of its file system."""
+    """File system in a stack's outputs."""
 
     file_system: str
     mount_name: str
@@ -45,12 +45,12 @@ class FileSystemOutputs:
 
 
 def stack_name(spec: ClusterSpec) -> str:
-    """Of the stack in CloudFormation."""
+    """Return the name of the stack in CloudFormation."""
     return f"shardyard-{spec.name}-storage"
 
 
 def render_stack(spec: ClusterSpec, owner: str) -> dict[str, Any]:
-    """The template; what is known only once the cluster stands are its parameters."""
+    """Return the template; what is known only once the cluster exists are its parameters."""
     is_fsx, clients = spec.storage.kind == "fsx", clients_of(spec)
     ports = LUSTRE_PORTS if is_fsx else NFS_PORTS
     tags = [{"Key": key, "Value": value} for key, value in tags_of(spec, owner).items()]
@@ -104,7 +104,7 @@ def clients_of(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _ingress(ports: tuple[tuple[int, int], ...], clients: tuple[str, ...]) -> list[dict[str, Any]]:
-    """From these groups alone."""
+    """Return the rules that let only these groups in."""
     return [
         {"IpProtocol": "tcp", "FromPort": first, "ToPort": last,
          "SourceSecurityGroupId": {"Ref": group}}
@@ -182,9 +182,9 @@ def _efs(tags: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def _access_point(user: int, tags: list[dict[str, str]]) -> dict[str, Any]:
-    """The folder of EFS that containers see, and write as their user.
+    """Return the folder of EFS that containers see, and write as their user.
 
-    The root of EFS belongs to root, and its driver leaves a pod's fsGroup alone.
+    The root of EFS belongs to root, and its driver does not change a pod's fsGroup.
     """
     whose = str(user)
     return {
@@ -218,7 +218,7 @@ def _efs_clients() -> dict[str, Any]:
 
 
 def file_system_outputs(outputs: Mapping[str, str]) -> FileSystemOutputs:
-    """What the stack's outputs say."""
+    """Read the file system from the stack's outputs."""
     return FileSystemOutputs(
         file_system=outputs["FileSystem"],
         mount_name=outputs.get("MountName", ""),
@@ -228,22 +228,22 @@ def file_system_outputs(outputs: Mapping[str, str]) -> FileSystemOutputs:
 
 
 def volume_name(spec: ClusterSpec) -> str:
-    """Of the volume that the claim is on."""
+    """Return the name of the volume that the claim is on."""
     return f"shardyard-{spec.name}-{spec.storage.claim}"
 
 
 def root_job_name(spec: ClusterSpec) -> str:
-    """Of the job that gives the root of FSx to the group of the pods."""
+    """Return the name of the job that gives the root of FSx to the group of the pods."""
     return f"{volume_name(spec)}-root"
 
 
 def render_root_job(spec: ClusterSpec, owner: str) -> dict[str, Any]:
-    """The job that runs once, before any other pod mounts FSx.
+    """Return the job that runs once, before any other pod mounts FSx.
 
-    The driver's fsGroupPolicy is File: where the root is not the group's, the first pod with an
-    fsGroup changes the owner of every file, also of those that stand for objects of the bucket,
-    and AutoExport sends that back. With OnRootMismatch a root of the group ends it. Source:
-    kubernetes/pkg/volume/volume_linux.go (group, rwx for it, setgid).
+    The driver's fsGroupPolicy is File. Where the root is not the group's, the first pod with an
+    fsGroup changes the owner of every file. That includes files that represent objects of the
+    bucket, and AutoExport sends that back. With OnRootMismatch, a root of the group ends it.
+    Source: kubernetes/pkg/volume/volume_linux.go (group, rwx for it, setgid).
     """
     storage, group = spec.storage, USER_ID
     container = {

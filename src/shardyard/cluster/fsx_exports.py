@@ -1,4 +1,4 @@
-"""What FSx for Lustre is still writing into its bucket, which ends with the file system."""
+"""Running exports of FSx for Lustre into its bucket; they end with the file system."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ _RUNNING = frozenset({"PENDING", "EXECUTING", "CANCELING"})
 
 
 def running_exports(world: World) -> str:
-    """Export tasks that are not over, in words; empty: none.
+    """Describe export tasks that are not over; empty: none.
 
-    A failed one is told and not waited for: what it was to write stays where it is.
+    A failed one is reported and not waited for: what it was to write stays where it is.
 
     Raises:
-        ShardyardError: FSx does not say it.
+        ShardyardError: FSx does not list them.
     """
     systems = {str(one["FileSystemId"]) for one in listed_of(world, "FSx file system")}
     if not systems:
@@ -38,7 +38,7 @@ def _is_running(task: dict[str, Any]) -> bool:
 
 
 def _warn_failed(tasks: list[dict[str, Any]]) -> None:
-    """Of the newest task of each file system, if it failed."""
+    """Warn if the newest task of a file system failed."""
     latest: dict[str, dict[str, Any]] = {}
     for task in tasks:
         known = latest.get(task["FileSystemId"])

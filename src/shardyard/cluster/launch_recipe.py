@@ -12,7 +12,7 @@ from shardyard.launchers.kubernetes.objects import to_yaml
 
 
 def write_settings(world: World) -> Path:
-    """Write what a recipe needs to be launched there, to be given beside it.
+    """Write the settings that launch a recipe on the cluster, as a file to give next to it.
 
     Raises:
         ShardyardError: A stack is gone, or AWS does not say when the capacity block ends.

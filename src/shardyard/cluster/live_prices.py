@@ -15,7 +15,7 @@ from shardyard.io.aws import aws_client, aws_session, translate_aws_errors
 from shardyard.io.files import parse_json
 
 LISTS_REGION = "us-east-1"
-"""Where AWS's price lists and savings plans are served, of all regions."""
+"""Region that serves AWS's price lists and savings plans, for all regions."""
 BLOCK_HOURS = 24
 """The shortest capacity block."""
 _YEAR_S = 365 * 86400
@@ -32,7 +32,7 @@ Client = Callable[[str, str], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LivePrice:
-    """What one node costs an hour, rented in one way."""
+    """Hourly price of one node, rented in one way."""
 
     kind: str
     """``on-demand``, ``spot``, ``block``, or a savings plan in words."""
@@ -45,14 +45,14 @@ class LivePrice:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceQuery:
-    """What is asked about."""
+    """Request for the price of an instance."""
 
     instance: str
     region: str
     zone: str | None = None
     """None: the cheapest of the region."""
     nodes: int = 1
-    """So many at once; a block is offered for that many."""
+    """Number of nodes at once; a block is offered for that many."""
     at: datetime
 
     @property

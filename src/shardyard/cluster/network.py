@@ -1,7 +1,7 @@
-"""The network of a queue of AWS Batch: one that exists, or one of a CloudFormation stack of ours.
+"""Network of a queue of AWS Batch: an existing one, or a CloudFormation stack of ours.
 
-A VPC with a private subnet for instances and a public one for the NAT gateway, by which they reach
-ECR, Batch's own services and the Hub. S3 has an endpoint of its own, which costs nothing.
+A VPC has a private subnet for instances and a public one for the NAT gateway. By it, they reach
+ECR, Batch's own services and the Hub. S3 has an endpoint of its own, which is free.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PUBLIC_CIDR = "10.0.0.0/24"
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkLocation:
-    """Where instances lie."""
+    """Network location of instances."""
 
     vpc: str
     subnet: str
@@ -36,7 +36,7 @@ def location_in_spec(spec: ClusterSpec) -> NetworkLocation | None:
 
 
 def network_stack_name(spec: ClusterSpec) -> str:
-    """Of the stack in CloudFormation."""
+    """Return the name of the stack in CloudFormation."""
     return f"shardyard-{spec.name}-network"
 
 

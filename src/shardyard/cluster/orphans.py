@@ -1,7 +1,8 @@
-"""The kinds of things that a cluster may leave in AWS: how each is listed, known as ours, priced.
+"""Resources that a cluster may leave in AWS, and the sweep that finds them.
 
-A thing is the cluster's by its tags, by its name, or by the network that was made for it. Whose
-making of the name it was is told, not judged: what has another id costs all the same.
+Each kind has its list, its mark of ours, and its price. A resource is the cluster's by its tags,
+by its name, or by the network that was made for it. One with another id of the same name is
+reported, too, as it costs all the same.
 """
 
 import re
@@ -34,14 +35,14 @@ NAME_TAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Traces:
-    """What the cluster's things are known by."""
+    """Traces by which the cluster's resources are known."""
 
     spec: ClusterSpec
     owner: str
     vpcs: frozenset[str] = frozenset()
     """Networks that were made for it; one that was there before has others' things in it."""
     subnets: frozenset[str] = frozenset()
-    """Of those networks."""
+    """Subnets of those networks."""
     groups: frozenset[str] = frozenset()
     """Security groups that are its: what has one of them is its, too."""
 
@@ -54,13 +55,13 @@ class ResourceType:
     service: str
     call: str
     at: str
-    """Where the list is in the answer."""
+    """Path of the list in the answer."""
     id: str
     """Key of its id; empty: the item is the id."""
     is_of: Callable[[Any, Traces], bool]
     """Whether one is the cluster's."""
     cost: Callable[[Any], str]
-    """What it costs, in words."""
+    """Cost of one, in words."""
     state: Callable[[Any], str] = lambda _: ""
     params: Mapping[str, Any] = field(default_factory=dict)
     arn: str = ""
@@ -68,7 +69,7 @@ class ResourceType:
     tags_call: str = ""
     """Call that tells its tags, and key of its id there, where the list does not."""
     tags_decide: bool = False
-    """Whether its tags alone say whose it is."""
+    """Whether only its tags say whose it is."""
 
 
 def tags_of(item: Any) -> dict[str, str]:
@@ -94,7 +95,7 @@ def is_of_another(tags: Mapping[str, str], traces: Traces) -> bool:
 
 
 def is_of_other_name(tags: Mapping[str, str], traces: Traces) -> bool:
-    """Whether tags name another cluster: names of things alone do not tell a-b of a."""
+    """Check whether tags name another cluster; resource names do not distinguish a-b from a."""
     return any(tags.get(key, traces.spec.name) != traces.spec.name for key in NAME_TAGS)
 
 
@@ -303,7 +304,7 @@ KINDS = (
          tags_decide=True,
          tags_call="list_open_id_connect_provider_tags:OpenIDConnectProviderArn"),
 )  # fmt: skip
-"""Every kind that is looked for; each is asked for whole, page by page."""
+"""All kinds to look for; each is listed whole, page by page."""
 
 
 # What AWS has of a cluster after its removal, whoever made it: by tag, by name, by network.
@@ -314,7 +315,7 @@ KINDS = (
 # asked until two rounds running find nothing.
 
 SETTLE_S = 300.0
-"""So long services are asked again about what is gone by their own word."""
+"""Seconds for which services are asked again about what they report as gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +325,7 @@ class OrphanedResource:
     kind: str
     id: str
     cost: str
-    """In words: what it costs while it stands, or that it costs nothing."""
+    """Cost while it exists, in words, or that it is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,33 +339,33 @@ class FailedQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """What was found."""
+    """Result of a sweep."""
 
     orphans: tuple[OrphanedResource, ...]
     failed_queries: tuple[FailedQuery, ...]
 
     @property
     def is_clean(self) -> bool:
-        """Whether all was answered, and nothing is there."""
+        """Whether all services answered, and no resource is left."""
         return not self.orphans and not self.failed_queries
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What a service has of one kind."""
+    """Resources of one kind that a service has."""
 
     kind: ResourceType
     existing: dict[str, Any]
-    """Id -> what the service says of it, of all that is not over, whoever's."""
+    """Description of each resource that is not over, by id, of any owner."""
     orphans: tuple[OrphanedResource, ...]
 
 
 def sweep(world: World, *, every_s: float, within_s: float = SETTLE_S) -> Swept:
-    """Everything of a cluster that AWS still has.
+    """Find everything of a cluster that AWS still has.
 
     Args:
         every_s: Seconds between two rounds.
-        within_s: Seconds after which what is still told of counts as there.
+        within_s: Seconds after which a resource that is still listed counts as there.
     """
     until = time.monotonic() + within_s
     before: Swept | None = None
@@ -382,7 +383,7 @@ def sweep(world: World, *, every_s: float, within_s: float = SETTLE_S) -> Swept:
 
 
 def _merge_rounds(before: Swept, latest: Swept) -> Swept:
-    """What one of two rounds saw is there: nothing says which of them was late."""
+    """Merge two rounds: what either saw counts as there, as either may have been late."""
     unanswered = {one.kind: one for one in (*before.failed_queries, *latest.failed_queries)}
     left = dict.fromkeys((*latest.orphans, *before.orphans))
     return Swept(orphans=tuple(left), failed_queries=tuple(unanswered.values()))
@@ -423,7 +424,7 @@ def _tag_keys(world: World) -> tuple[str, ...]:
 
 
 def traces_of(world: World) -> Traces:
-    """What the cluster's things are known by, of the ledger and of AWS.
+    """Collect traces of the cluster's resources, from the ledger and from AWS.
 
     Raises:
         StorageError: The ledger was changed by something else.
@@ -475,7 +476,7 @@ def _query(kind: ResourceType, world: World, traces: Traces) -> _Answer:
 
 
 def _is_of_other_cluster(kind: ResourceType, tags: dict[str, str], traces: Traces) -> bool:
-    """Of what is of all regions: the name may be that of a cluster in another one."""
+    """Check whether a resource belongs to another cluster; one of all regions needs our tags."""
     if kind.tags_decide and not is_tagged(tags, traces):
         return True
     return is_of_another(tags, traces) or is_of_other_name(tags, traces)
@@ -496,9 +497,10 @@ def _fetched_tags(kind: ResourceType, id: str, world: World) -> dict[str, str]:
 def _tagged(
     key: str, world: World, traces: Traces, answers: list[_Answer]
 ) -> Iterator[OrphanedResource]:
-    """What the tagging service knows by one tag, of whatever kind.
+    """Yield the resources that the tagging service knows by one tag, of any kind.
 
-    It tells for hours of what is gone: of kinds that were asked, their own service's word counts.
+    It still lists removed resources for hours; for kinds that were asked, their own service
+    decides.
     """
     value = traces.owner if key == OWNER_TAG else traces.spec.name
     values = {} if "/cluster/" in key else {"Values": [value]}
@@ -516,7 +518,7 @@ def _tagged(
 
 
 def _match_arn(arn: str, answers: list[_Answer]) -> tuple[_Answer, str] | None:
-    """Of which kind an ARN is, and its id there; None: of none that was answered."""
+    """Return the answered kind of an ARN, and its id there; None: no such kind."""
     _, _, service, _, _, resource = [*arn.split(":", 5), *[""] * 6][:6]
     for answer in answers:
         match = re.fullmatch(answer.kind.arn, f"{service}:{resource}") if answer.kind.arn else None
@@ -526,7 +528,7 @@ def _match_arn(arn: str, answers: list[_Answer]) -> tuple[_Answer, str] | None:
 
 
 def details_of_network(outputs: dict[str, str]) -> dict[str, str]:
-    """What the ledger keeps of a network, from its stack's outputs, to find what stays in it."""
+    """Return what the ledger keeps of a network, from its stack, to find what stays in it."""
     subnets = [outputs[key] for key in ("SubnetsPrivate", "SubnetsPublic") if outputs.get(key)]
     return {"vpc": outputs["VPC"], "subnets": ",".join(subnets)}
 

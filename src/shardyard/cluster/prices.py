@@ -1,4 +1,4 @@
-"""What a cluster costs while nobody trains on it: US dollars, dated, us-east-1.
+"""Prices of a cluster while no run trains on it: US dollars, dated, us-east-1.
 
 The price of an instance is that of ``hardware/catalogue.py``, by which runs are planned too.
 """
@@ -35,26 +35,26 @@ class Cost:
     part: str
     """Kind of the part that brings it, as the ledger calls it."""
     source: str = ""
-    """Where the price of an instance is from; of one that is not known: why."""
+    """Source of an instance's price, or the reason why it is not known."""
 
 
 ACCELERATORS = f"{GROUP} nodes"
 """The part whose cost depends on a number of nodes."""
 BATCH_ENVIRONMENT = "batch environment"
-"""The part that has them on AWS Batch: those that stand without a job."""
+"""Part that has them on AWS Batch: instances that run without a job."""
 
 
 def fsx_usd_per_month(size_gib: int, mb_per_s_per_tib: int) -> float | None:
-    """Of a file system of this size; None: not known."""
+    """Return the price of a file system of this size, US dollars a month; None: not known."""
     rate = FSX_USD_PER_GB_MONTH.get(mb_per_s_per_tib)
     return None if rate is None else rate * size_gib
 
 
 def hourly_costs(spec: ClusterSpec, *, nodes: int, rate: Rate | None = None) -> list[Cost]:
-    """Each thing that costs while so many accelerator nodes stand.
+    """List each resource that costs while so many accelerator nodes run.
 
     Args:
-        rate: What one of these nodes costs; None: what the table says.
+        rate: Price of one of these nodes; None: the table's.
     """
     found = [] if spec.kind == "batch" else _of_eks(spec)
     if spec.vpc.id is None:

@@ -1,8 +1,7 @@
-"""What a cluster is made of, in the order in which it is made; removed the other way round.
+"""Parts of a cluster, in the order in which they are made; removal is the other way round.
 
-Each part says how it is made, how it stands and how it is removed. How it stands is asked of AWS
-and of the cluster, never taken from what a program said: eksctl and CloudFormation say "deleted" of
-what is still there.
+Each part has its creation, its state and its removal. The state comes from AWS and the cluster,
+never from a program's output: eksctl and CloudFormation say "deleted" of what still exists.
 """
 
 from abc import ABC, abstractmethod
@@ -43,18 +42,18 @@ from shardyard.launchers.kubernetes.resources import EFA
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """How a part stands."""
+    """State of a part."""
 
     word: str
     """``absent``, ``coming``, ``there``, ``going`` or ``failed``."""
     reason: str = ""
-    """Of a failed one."""
+    """Reason of a failure."""
     source: str = ""
-    """Who was asked."""
+    """Service that was asked, and how."""
 
 
 class NotOwnedError(AccessError):
-    """What has a part's name was not made from here."""
+    """Error for a resource with a part's name that was not made from here."""
 
 
 class ClusterPart(ABC):
@@ -65,11 +64,11 @@ class ClusterPart(ABC):
     is_inside: ClassVar[bool] = False
     """Whether it is an object of Kubernetes, gone with the control plane."""
     goes_with_cluster: ClassVar[bool] = False
-    """Whether nothing but the removal of the control plane removes it."""
+    """Whether only the removal of the control plane removes it."""
 
     @abstractmethod
     def name(self, spec: ClusterSpec) -> str:
-        """What the ledger and the messages call it."""
+        """Return the name in the ledger and in messages."""
 
     @abstractmethod
     def text(self, spec: ClusterSpec, owner: str) -> str:
@@ -81,11 +80,11 @@ class ClusterPart(ABC):
 
     @abstractmethod
     def state(self, world: World) -> State:
-        """How it stands, asked anew."""
+        """Ask for the current state."""
 
     @abstractmethod
     def removal(self, world: World) -> list[Act]:
-        """What begins its removal, in order; none: it goes with the control plane."""
+        """Return the calls that begin its removal, in order; none: it goes with the control plane."""
 
     def remove(self, world: World) -> None:
         """Begin its removal."""
@@ -93,18 +92,18 @@ class ClusterPart(ABC):
             act.do(world)
 
     def details(self, world: World) -> dict[str, str]:  # noqa: ARG002 - most have none
-        """What the ledger keeps of it."""
+        """Return the details that the ledger keeps of it."""
         return {}
 
     def finish_setup(self, world: World) -> None:  # noqa: B027 - most parts are whole or not there
         """Finish what was interrupted behind what ``state`` sees."""
 
     def in_use_by(self, world: World) -> str:  # noqa: ARG002 - most by nothing
-        """What somebody has to end before it may be removed; empty: nothing."""
+        """Return what the user has to end before it may be removed; empty: there is none."""
         return ""
 
     def unfinished(self, world: World) -> str:  # noqa: ARG002 - most do nothing by themselves
-        """What ends by itself and is waited for before it is removed; empty: nothing."""
+        """Return what ends by itself and is waited for before the removal; empty: there is none."""
         return ""
 
 
@@ -137,7 +136,7 @@ class Stack(ClusterPart):
         )
 
     def deletion(self, spec: ClusterSpec) -> Act:
-        """What has CloudFormation delete the stack."""
+        """Return the call that has CloudFormation delete the stack."""
         params = {"StackName": self.stack(spec)}
         return Act(service="cloudformation", call="delete_stack", params=params)
 
@@ -170,7 +169,7 @@ class Stack(ClusterPart):
 
 
 def check_owner(name: str, tags: dict[str, str], world: World) -> None:
-    """That nothing is touched that was not made from here.
+    """Check that a resource was made from here, as no other is touched.
 
     Raises:
         ForeignError: Its tags are another's, or none.
@@ -283,7 +282,7 @@ class NodeGroup(Stack):
 
 
 class Driver(ClusterPart):
-    """What lets pods mount FSx for Lustre; EFS's comes with the control plane's add-ons."""
+    """Driver with which pods mount FSx for Lustre; EFS's is one of the control plane's add-ons."""
 
     kind = "storage driver"
     is_inside = True
@@ -308,7 +307,7 @@ class Driver(ClusterPart):
 
 
 class EfaPlugin(ClusterPart):
-    """What offers a node's EFA interfaces to pods, in a version that knows all types."""
+    """Plugin that offers a node's EFA interfaces to pods, in a version that knows all types."""
 
     kind = "EFA device plugin"
     is_inside = True
@@ -337,12 +336,12 @@ class EfaPlugin(ClusterPart):
 
 
 def install_act(part: Prerequisite) -> Act:
-    """What installs a part of the product's own list into the cluster of a kubeconfig."""
+    """Return the call that installs a part of the product's list into a kubeconfig's cluster."""
     return _without_context(part, "install")
 
 
 def uninstall_act(part: Prerequisite) -> Act:
-    """What removes it; safe to repeat."""
+    """Return the call that removes it; safe to repeat."""
     return _without_context(part, "remove")
 
 
@@ -493,7 +492,7 @@ def _parts(spec: ClusterSpec) -> Iterator[ClusterPart]:
 
 
 def plane_of(spec: ClusterSpec) -> ClusterPart:
-    """The control plane that everything stands on, made by us or there before."""
+    """Return the control plane of all other parts, made by us or there before."""
     if isinstance(spec, AdoptedCluster):
         from shardyard.cluster.existing_resources import (
             ExistingCluster,  # it is made of parts of here
@@ -526,7 +525,7 @@ def _parts_of_batch(spec: ClusterSpec) -> Iterator[ClusterPart]:
 
 
 def stack_outputs(world: World, stack: str) -> dict[str, str]:
-    """What a stack says of what it made.
+    """Return the outputs of a stack.
 
     Raises:
         ShardyardError: There is no such stack.

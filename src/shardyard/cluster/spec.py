@@ -1,4 +1,4 @@
-"""A cluster to be made in an AWS account, as its file describes it.
+"""Cluster to be made in an AWS account, as its file describes it.
 
     name: trainers
     region: us-east-1
@@ -8,8 +8,8 @@
     nodes: {instance: p5.48xlarge, max: 4, capacity: reservation:cr-0123456789abcdef0}
     storage: {kind: fsx, size_gib: 4800, bucket: s3://my-data/imagenet}
 
-With ``kind: batch`` it is a queue of AWS Batch with all that it needs. ``OF_KIND`` has the settings
-that belong to one kind alone; they are refused with another.
+With ``kind: batch``, it is a queue of AWS Batch with all that it needs. ``OF_KIND`` has the
+settings that belong to only one kind; another kind rejects them.
 
 Several files and ``key=value`` are merged as those of a recipe are: later ones win.
 """
@@ -45,7 +45,7 @@ MOST_USER_DATA_BYTES = 14 * 1024
 when you launch an EC2 instance."""
 
 ONLY_VPC = "private"
-"""Of ``access``: no address outside the VPC."""
+"""Value of ``access`` for no address outside the VPC."""
 
 STOP_MARGIN_S = 30
 """Seconds between the end of a drain and the kill."""
@@ -83,12 +83,12 @@ class Vpc(Section):
 
 
 class System(Section):
-    """Nodes without accelerators, for what runs beside the training."""
+    """Nodes without accelerators, for what runs next to the training."""
 
     instance: Literal["c5.2xlarge", "m5.8xlarge"] = "c5.2xlarge"
     """Their type."""
     nodes: Annotated[int, Field(ge=1, le=16)] = 2
-    """How many; they stand and cost while the cluster is there."""
+    """Number of these nodes; they run and cost while the cluster exists."""
 
 
 class Nodes(Section):
@@ -97,7 +97,7 @@ class Nodes(Section):
     instance: str | None = None
     """EC2 instance type; null: cluster.instance of the recipe."""
     count: Annotated[int, Field(ge=0, le=LARGEST_GROUP)] = 0
-    """Nodes that are started at once, and with kind=batch stand without a job; they cost."""
+    """Nodes that are started at once, and with kind=batch run without a job; they cost."""
     max: Annotated[int, Field(ge=1, le=LARGEST_GROUP)] | None = None
     """Most nodes of the group; null: cluster.nodes of the recipe, or 64."""
     capacity: str | None = None
@@ -126,7 +126,7 @@ class Storage(Section):
     mb_per_s_per_tib: Literal[125, 250, 500, 1000] = 250
     """FSx: throughput of each TiB."""
     bucket: str | None = None
-    """FSx: s3://bucket/prefix that stands in it under /data, both ways."""
+    """FSx: s3://bucket/prefix that appears in it under /data, both ways."""
     claim: str = "shared"
     """Name of the claim, for launch.volumes (kind=eks)."""
     namespace: str = "default"
@@ -134,7 +134,7 @@ class Storage(Section):
 
 
 class Jobs(Section):
-    """What the containers of Batch's jobs may do."""
+    """Rights of the containers of Batch's jobs."""
 
     bucket: str | None = None
     """s3://bucket/prefix that they may read and write (kind=batch); null: no role for them."""
@@ -155,11 +155,11 @@ class ClusterSpec(Section):
     zone: str
     """Zone of the accelerators and the file system."""
     other_zone: str | None = None
-    """A second zone, for the control plane alone (kind=eks)."""
+    """A second zone, only for the control plane (kind=eks)."""
     version: Annotated[str, Field(pattern=r"^1\.\d\d$", description='a version such as "1.34"')] = (
         "1.34"
     )
-    """Of Kubernetes (kind=eks)."""
+    """Version of Kubernetes (kind=eks)."""
     access: Annotated[tuple[str, ...], Field(strict=False)] | None = None
     """Address ranges that reach the API server (kind=eks), or [private]; null: every address."""
     recipe: str | None = None
@@ -188,14 +188,14 @@ class ClusterSpec(Section):
 
     @property
     def capacity(self) -> "Capacity":
-        """What the nodes are taken from."""
+        """Capacity that the nodes are taken from."""
         kind, _, reservation = str(self.nodes.capacity).partition(":")
         return Capacity(kind=kind, reservation=reservation or None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What nodes are taken from."""
+    """Capacity that nodes are taken from."""
 
     kind: str
     """``on-demand``, ``spot``, ``reservation`` or ``block``."""
@@ -357,7 +357,7 @@ def _adoption_errors(tree: Mapping[str, Any]) -> list[Problem]:
 
 
 def _value(tree: Mapping[str, Any], name: str) -> Any:
-    """What a tree holds at a dotted name; None: nothing."""
+    """Return a tree's value at a dotted name; None: there is none."""
     value: Any = tree
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -380,7 +380,7 @@ def _problem(detail: Any, tree: Mapping[str, Any]) -> Problem:
 
 
 def _with_recipe(spec: ClusterSpec, errors: list[Problem]) -> ClusterSpec:
-    """What the recipe says, where the description does not."""
+    """Fill in from the recipe what the description leaves out."""
     recipe = load_recipe(spec.recipe or ())
     if spec.kind == "batch":
         spec = _with_jobs(spec, recipe)
@@ -409,7 +409,7 @@ def _with_recipe(spec: ClusterSpec, errors: list[Problem]) -> ClusterSpec:
 
 
 def _with_jobs(spec: ClusterSpec, recipe: Recipe) -> ClusterSpec:
-    """What containers of this recipe need: time to drain, and its secrets."""
+    """Add what containers of this recipe need: time to drain, and its secrets."""
     stop_s = spec.nodes.stop_s or int(recipe.elastic.drain_timeout_s) + STOP_MARGIN_S
     secrets = spec.jobs.secrets
     if secrets is None:
@@ -520,7 +520,7 @@ def _node_errors(spec: ClusterSpec) -> list[Problem]:
 
 
 def _nvidia_image(spec: ClusterSpec) -> str:
-    """How EKS's image for NVIDIA is found, for Volta; empty: it is not for these devices.
+    """Say how to find EKS's image for NVIDIA, for Volta; empty: it is not for these devices.
 
     It has both kernel modules of NVIDIA and takes one by the instance type. Source: maintainers of
     awslabs/amazon-eks-ami in its issue 2095, and in aws/amazon-ecs-ami, pull request 370.
@@ -563,7 +563,7 @@ def _storage_errors(spec: ClusterSpec) -> list[Problem]:
 
 
 def _batch_errors(spec: ClusterSpec) -> list[Problem]:
-    """What AWS Batch cannot do for a job of several nodes, or would do wrong in silence."""
+    """Find what AWS Batch cannot do for a job of several nodes, or would silently do wrong."""
     nodes, found = spec.nodes, []
     if nodes.capacity == "spot":
         text = (

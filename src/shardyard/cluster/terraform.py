@@ -1,9 +1,9 @@
-"""The same cluster for Terraform, as one ``main.tf.json`` of the AWS provider's own resources.
+"""Terraform's version of the cluster: one ``main.tf.json`` of the AWS provider's resources.
 
-For whoever keeps all of an account in Terraform: the values are those that eksctl and
-CloudFormation are given (``eksctl.py``, ``storage.py``), in a network that is there. What is inside
-the cluster (device plugins, drivers) is none of it; the claim is an output. Terraform keeps its own
-state and removes what it made; our ledger knows nothing of it.
+It is for users who keep all of an account in Terraform. The values are those that eksctl and
+CloudFormation get (``eksctl.py``, ``storage.py``), in an existing network. The parts inside the
+cluster (device plugins, drivers) are left out; the claim is an output. Terraform keeps its own
+state and removes what it made; our ledger does not record it.
 """
 
 from typing import Any
@@ -49,7 +49,10 @@ def storage_of(spec: ClusterSpec, clients: str) -> dict[str, dict[str, Any]]:
 def _group_terraform_storage(
     spec: ClusterSpec, ports: tuple[tuple[int, int], ...], clients: str
 ) -> dict[str, dict[str, Any]]:
-    """From these groups alone; outward all, which Terraform does not let by itself."""
+    """Return the file system's rules: only these groups in, and all out.
+
+    Terraform does not open the outward side by itself.
+    """
     rules = {f"from_{first}": _rule(first, last, clients) for first, last in ports}
     if ports == LUSTRE_PORTS:  # a file server needs the same ports between servers
         rules["servers"] = _rule(ports[0][0], ports[-1][1], _GROUP)
@@ -125,7 +128,7 @@ def _efs(spec: ClusterSpec) -> dict[str, dict[str, Any]]:
 
 
 PROVIDER = "6.66.0"
-"""Of hashicorp/aws; its documents of this version are what the arguments are from."""
+"""Version of hashicorp/aws; the arguments are from its documents of this version."""
 
 OWNER = "terraform"
 """In the place of a making's id: `cluster create` takes what has it for somebody else's."""
@@ -157,7 +160,7 @@ Resources = dict[str, dict[str, Any]]
 
 
 def render_terraform(spec: ClusterSpec) -> dict[str, Any]:
-    """What ``main.tf.json`` holds.
+    """Return the content of ``main.tf.json``.
 
     Raises:
         RequestError: It is described in a way that only eksctl or CloudFormation can make.
@@ -330,7 +333,7 @@ def _plain_template(spec: ClusterSpec, group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group(group: dict[str, Any]) -> dict[str, Any]:
-    """What every group that EKS manages has, of eksctl's values."""
+    """Return the arguments of every group that EKS manages, from eksctl's values."""
     name = group["name"]
     arguments: dict[str, Any] = {
         "cluster_name": f"${{{_CLUSTER}.name}}",
@@ -373,7 +376,7 @@ def _has_own_group(spec: ClusterSpec) -> bool:
 
 
 def _has_own_user_data(spec: ClusterSpec) -> bool:
-    """Whether nodes are told where their cluster is by us: EKS does so only for its own images."""
+    """Check whether we must name the cluster to its nodes: EKS does so only for its own images."""
     return _has_own_group(spec) or spec.nodes.ami is not None
 
 
@@ -412,7 +415,7 @@ def _image_kind(spec: ClusterSpec) -> str:
 
 
 def _image_parameter(spec: ClusterSpec) -> str:
-    """Where AWS says the newest image of a version."""
+    """Return the parameter in which AWS publishes the newest image of a version."""
     kind = f"amazon-linux-2023/x86_64/{_image_kind(spec)}"
     return f"/aws/service/eks/optimized-ami/{spec.version}/{kind}/recommended/image_id"
 
@@ -509,7 +512,7 @@ def _own_group(spec: ClusterSpec, group: dict[str, Any]) -> Resources:
 
 
 def _user_data(spec: ClusterSpec) -> str:
-    """Where nodeadm of Amazon Linux 2023 finds the cluster, and the labels of its node."""
+    """Return user data with which nodeadm of Amazon Linux 2023 finds the cluster and labels."""
     (group,) = [
         group
         for kind in ("managedNodeGroups", "nodeGroups")
@@ -530,7 +533,7 @@ def _user_data(spec: ClusterSpec) -> str:
 
 
 def _outputs(spec: ClusterSpec) -> dict[str, Any]:
-    """What comes next, and what a claim names."""
+    """Return the outputs: the next command, and what a claim names."""
     told = f"aws eks update-kubeconfig --region {spec.region} --name {spec.name}"
     found = {"kubeconfig": {"value": told}}
     if spec.storage.kind == "fsx":

@@ -1,4 +1,4 @@
-"""Who is told when a run fails, stands still, costs too much or is done: ``observe.alerts``."""
+"""Alerts when a run fails, makes no progress, costs too much or is done: ``observe.alerts``."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +15,7 @@ When = Literal["failed", "stalled", "target", "cost", "device_problem"]
 
 
 class Alert(Section):
-    """One address and what it is told of."""
+    """One address, and the events that it receives."""
 
     when: Annotated[tuple[When, ...], Field(min_length=1, strict=False)]
     """failed: an attempt ended with an error; stalled: no step for long (launched runs); target:
@@ -27,7 +27,7 @@ class Alert(Section):
 
 
 def check_alerts(recipe: "Recipe") -> Iterable[Problem]:
-    """What no alert could follow from, and addresses that stand in the recipe."""
+    """Find alerts that can never be sent, and addresses written into the recipe."""
     for number, alert in enumerate(recipe.observe.alerts):
         place = f"observe.alerts[{number}]"
         if "://" in alert.webhook or "/" in alert.webhook:

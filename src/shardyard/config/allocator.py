@@ -1,4 +1,4 @@
-"""How torch's allocator is set in processes that train, before any of them imports torch."""
+"""Settings of torch's allocator in training processes, made before any imports torch."""
 
 from collections.abc import MutableMapping
 

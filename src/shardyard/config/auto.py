@@ -1,4 +1,4 @@
-"""What ``auto`` stands for: one rule per setting, each with its reason and its source.
+"""Rules for ``auto``: one per setting, each with its reason and its source.
 
 A rule gets the recipe as resolved so far and the facts, and returns (value, reason). One that
 lacks a fact raises ``NotYetResolved``, whose text says when it will be known. ``config/resolve.py``
@@ -83,13 +83,13 @@ class MemoryFitter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolveContext:
-    """What the rules know beside the recipe; None where it is not known yet."""
+    """Facts that rules read next to the recipe; None where not known yet."""
 
     name: str = "run"
     """Name of the recipe's file."""
     shape: ModelShape | None = None
     sizes: ModelSizes | None = None
-    """Of a model of no family, by its config.json."""
+    """Sizes of a model of no family, by its config.json."""
     network: ImageNetwork | None = None
     model_has_tokenizer: bool | None = False
     """None: its folder has not been opened."""
@@ -103,9 +103,9 @@ class ResolveContext:
 
 
 _MODES: tuple[Recompute, ...] = ("none", "selective", 4, 3, 2, "full")
-"""Of recompute, from the fastest to the one that keeps least."""
+"""Recompute modes, from the fastest to the one that keeps least."""
 _IMAGES = 256
-"""Of a step, and of a forward pass at most an eighth: as ResNet was trained (arXiv:1706.02677)."""
+"""Images of a step, at most an eighth of it a forward pass; as ResNet (arXiv:1706.02677)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Draft:
 
     @property
     def sizes(self) -> Sizes:
-        """Of a family's shape, or of a model of no family."""
+        """Sizes of a family's shape, or of a model of no family."""
         return self.context.sizes or self.shape
 
     @property
@@ -144,7 +144,7 @@ class Draft:
 
     @property
     def cluster(self) -> ClusterHardware | None:
-        """What cluster.instance or cluster.file names; None: this machine."""
+        """Cluster that cluster.instance or cluster.file names; None: this machine."""
         return chosen_cluster(self.recipe.cluster)
 
     @property
@@ -468,9 +468,10 @@ def _micro_batch(draft: Draft) -> tuple[int, str]:
 
 
 def _micro_batches(draft: Draft) -> list[int]:
-    """Those to choose from, smallest first: powers of two that leave no rank or stage idle.
+    """Return the micro-batches to choose from, smallest first.
 
-    Of images also a rank's whole share of a step; norms over the step leave that alone.
+    They are powers of two that leave no rank or stage idle. For images, a rank's whole share of a
+    step is one too; with norms over the step, it is the only one.
     """
     batch, ranks = draft.global_batch, draft.data_ranks
     if draft.reads_images:

@@ -1,4 +1,4 @@
-"""Which cluster a recipe names: an EC2 type, a file, or none (then it is this machine)."""
+"""Cluster that a recipe names: an EC2 type, a file, or none (then it is this machine)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +11,10 @@ from shardyard.hardware.cluster_file import read_cluster_file
 
 
 def chosen_cluster(settings: schema.Cluster) -> ClusterHardware | None:
-    """The cluster of ``cluster.instance`` or ``cluster.file``; None where neither is set.
+    """Return the cluster of ``cluster.instance`` or ``cluster.file``; None where neither is set.
 
-    Its price is of the way in which it is rented (``cluster.capacity``), or what the recipe says.
-    Where ``cluster.devices`` asks for fewer devices than a node has, the others stand idle.
+    Its price is that of its kind of rental (``cluster.capacity``), or the recipe's. Where
+    ``cluster.devices`` asks for fewer devices than a node has, the others are idle.
 
     Raises:
         RequestError: It is not known, cannot be, or has fewer devices than are asked for.
@@ -64,7 +64,7 @@ def devices_of_node(settings: schema.Cluster) -> int | None:
 
 
 def joined_cluster(recipe: schema.Recipe) -> ClusterHardware | None:
-    """As ``chosen_cluster``, its nodes joined by what ``launch`` asks of their network.
+    """Return the cluster of ``chosen_cluster``, with the network that ``launch`` requests.
 
     Raises:
         RequestError: As ``chosen_cluster``.

@@ -1,4 +1,7 @@
-"""What ``data.format`` can say: one row each, without the code that does it."""
+"""Choices of data without the code that does them: one row for each ``data.format``.
+
+It also has the chat templates, the share of hidden text, and the deal of a mixture's samples.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,28 +14,32 @@ RECORDS = "shardyard.data.premasked:Record"
 
 @dataclass(frozen=True, kw_only=True)
 class DataFormat:
-    """How files are taken, and what is made of a document."""
+    """Reading of files, and encoding of a document."""
 
     encoder: str
     """module:class of its ``data.encoders.Encoder``."""
     whole_row: str | None = None
-    """module:function (row, place) -> text that is made of a whole row of a file; None: what stands
-    under ``data.text_key``."""
+    """Function that makes text of a whole row of a file: module:function (row, place) -> text.
+
+    None: the text is that under ``data.text_key``.
+    """
     only: str | None = None
-    """What all files have to be, by the row in ``data.formats``; no other ``data.format`` takes it.
-    None: files are what their suffixes say."""
+    """Row in ``data.formats`` of all files; no other ``data.format`` takes such files.
+
+    None: files are what their suffixes say.
+    """
     holds_ids: bool = False
     """Whether files hold ids of a tokenizer, which has to be named, and whole samples."""
     text: str | None = None
-    """What a file of plain text is read as; None: as one document."""
+    """Kind that a file of plain text is read as; None: it is one document."""
     settings: tuple[str, ...] = ()
-    """Those of ``data`` that this format alone reads."""
+    """Settings of ``data`` that only this format reads."""
     options: tuple[str, ...] = ()
-    """Those of them that its encoder is made with, and its tokens depend on."""
+    """Format settings that its encoder is made with, and that its tokens depend on."""
     ignores: tuple[str, ...] = ()
-    """Those that mean nothing here."""
+    """Settings without a meaning in this format."""
     unknown: str | None = None
-    """What a file of no known suffix is read as, by its row in ``data.formats``; None: refused."""
+    """Row in ``data.formats`` for a file of unknown suffix; None: it is rejected."""
 
 
 DATA_FORMATS: dict[str, DataFormat] = {
@@ -105,7 +112,7 @@ CHAT_TEMPLATES: dict[str, str] = {
 # Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1.
 
 MASKED_SHARE = 0.15
-"""Of the tokens of a text, those that a masked language model predicts."""
+"""Share of a text's tokens that a masked language model predicts."""
 
 TILE = 64
 """Predicted tokens are computed in multiples of it: matrix products work in tiles, and one size

@@ -1,4 +1,4 @@
-"""How the folder of a dataset is named: a word of its source, and a digest of the request."""
+"""Name of a dataset's folder: a word of its source, and a digest of the request."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`elastic.rendezvous`: where the agents of a run meet, parsed and refused in one place."""
+"""Addresses of `elastic.rendezvous` and ``observe.prometheus``, parsed and checked."""
 
 import os
 import re
@@ -18,7 +18,7 @@ class EtcdEndpoint:
     """An etcd cluster."""
 
     endpoints: tuple[tuple[str, int], ...]
-    """Host and port of each member that is asked, the first first."""
+    """Host and port of each member, in the order of requests."""
     is_encrypted: bool
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class EtcdEndpoint:
 
 
 def parse_rendezvous_endpoint(text: str) -> EtcdEndpoint | None:
-    """What a setting names; None: a TCP store that an agent serves.
+    """Parse a rendezvous setting; None: a TCP store that an agent serves.
 
     Raises:
         RequestError: It is neither ``tcp`` nor an address of etcd.
@@ -84,7 +84,7 @@ class MetricsEndpoint:
 
 
 def metrics_endpoint(setting: int | str | None) -> MetricsEndpoint | None:
-    """The place of ``observe.prometheus``; a port alone is loopback, or in a pod the pod's."""
+    """Parse ``observe.prometheus``; only a port means loopback, or in a pod the pod's address."""
     if setting is None:
         return None
     if isinstance(setting, int):

@@ -1,6 +1,6 @@
-"""What a resume may change, and the fingerprint of all that it may not.
+"""Settings that a resume may change, and the fingerprint of all others.
 
-The list says what may change. A setting that nobody put on it is held, so that a new one cannot
+The list names what may change. A setting missing from it is fixed, so that a new one cannot
 change what a run learns by having been forgotten.
 """
 
@@ -21,8 +21,10 @@ SECTIONS_THAT_MAY_CHANGE = (
     "observe",
     "secrets",
 )
-"""How and where it runs. Layouts and memory give the same sums; of formats docs/numerics.md says
-what they change."""
+"""Sections about how and where a run runs.
+
+Layouts and memory give the same sums; docs/numerics.md says what formats change.
+"""
 
 SETTINGS_THAT_MAY_CHANGE = (
     # name, place and length
@@ -84,17 +86,20 @@ SETTINGS_THAT_MAY_CHANGE = (
 )
 
 MAY_CHANGE_FROM_AN_EARLIER_STEP = ("optim.lr", "optim.grad_clip")
-"""What ``resume --step`` may change too: remedies against a loss spike."""
+"""Settings that ``resume --step`` may change too: remedies against a loss spike."""
 
 SHAPE, DATA, COMMIT, BASE = "model.shape", "data", "model.commit", "model.base"
-"""Held beside settings: the sizes of the model, the fingerprint of the prepared data, the commit of
-a model of the hub, and the digest of the weights that adapters are beside."""
+"""Names of what is held next to settings.
+
+They are the model's sizes, the fingerprint of the prepared data, and the commit of a model of
+the hub. The last is the digest of the weights under adapters.
+"""
 
 DECAY = "optim.decay"
 """Held of SGD with momentum and decay: once the decay was coupled, a part of the momentum."""
 
 _ONLY_A_DEFAULT = ("hidden_dropout",)
-"""Of a shape: what a setting takes where it is auto, so that the setting is held, and not this."""
+"""Fields of a shape that are a default of an auto setting; the setting is held instead."""
 
 _OF_FORMAT_1 = (
     "run.seed", "model.preset", "model.path", "model.hub", "model.weights", "model.dropout",
@@ -110,7 +115,7 @@ _SHAPE_OF_FORMAT_1 = (
     "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size",
 )  # fmt: skip
-"""What checkpoints of format 1 hold a digest of. Never changes."""
+"""Fields whose digest checkpoints of format 1 hold. Never changes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class Comparison:
     """Two fingerprints side by side."""
 
     changed: tuple[str, ...]
-    """What differs, in words."""
+    """Differences, in words."""
     not_compared: tuple[str, ...]
     """Names that only one of them has: it was written before the setting was there, or after."""
 
@@ -138,10 +143,10 @@ def fingerprint_of(
     base: str | None = None,
     pinned: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What all attempts of a run must share: dotted name -> value.
+    """Return what all attempts of a run must share: dotted name -> value.
 
     Args:
-        pinned: Settings that may change of other models, and not of this one.
+        pinned: Settings that may change for other models, but not for this one.
     """
     kept = {
         name: value for name, value in settings.items() if name in pinned or not may_change(name)

@@ -1,4 +1,7 @@
-"""How far apart saves lose the least time: what they cost against what a failure loses."""
+"""Formulas that several parts share: save intervals, weight copies, logits, batches, masks.
+
+The interval of saves loses the least time: their cost against what a failure loses.
+"""
 
 import math
 from collections.abc import Iterable
@@ -26,10 +29,12 @@ def young_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
 
 
 def daly_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
-    """As ``young_interval_s``, of a higher order; training time, without the save itself.
+    """Compute the interval as ``young_interval_s``, of a higher order.
+
+    It is training time, without the save itself.
 
     Args:
-        blocking_s: For which training waits: of an asynchronous save, not the write behind it.
+        blocking_s: Seconds that training waits for a save, without an asynchronous one's write.
 
     Source: Daly 2006, doi:10.1016/j.future.2004.11.016.
     """
@@ -58,8 +63,11 @@ def best_every(*, step_s: float, blocked_s: float, counts_s: float, mtbf_s: floa
 # The training half does it (``parallel/low_precision.py``), the planner predicts it.
 
 TRIED_ON = ("cpu",)
-"""Kinds of devices on which it has run. On others it waits for its measurement
-(``benchmarks/gpu``, variants ``copies``): what never ran there is nobody's default."""
+"""Kinds of devices on which it has run.
+
+On others it waits for its measurement (``benchmarks/gpu``, variants ``copies``): an unmeasured
+device does not get it by default.
+"""
 
 
 def holds_compute_copies(recipe: Recipe, layout: Layout, *, anywhere: bool = False) -> bool:
@@ -76,7 +84,7 @@ def holds_compute_copies(recipe: Recipe, layout: Layout, *, anywhere: bool = Fal
 
 
 def allows_compute_copies(recipe: Recipe, *, anywhere: bool = False) -> bool:
-    """The same of a recipe, whatever its layout."""
+    """Check whether a recipe may train in weight copies, in any layout."""
     precision, model = recipe.precision, recipe.model
     return (
         (anywhere or recipe.cluster.device in TRIED_ON)
@@ -100,13 +108,13 @@ _WORTH_BYTES = 2**30
 
 
 class Logits(NamedTuple):
-    """What the logits of a micro-batch take on one rank."""
+    """Memory of a micro-batch's logits on one rank."""
 
     tokens: int
     whole_bytes: int
     """All at once."""
     chunked_bytes: int
-    """In chunks, with what these take beside."""
+    """Bytes in chunks, with what these take in addition."""
 
     @property
     def chunk(self) -> int | None:
@@ -149,11 +157,11 @@ class Batch:
     """The batch on so many devices."""
 
     samples: int
-    """Of a step now."""
+    """Samples of a step now."""
     first: int
-    """Of a step when the run began."""
+    """Samples of a step when the run began."""
     lr_factor: float
-    """What the learning rate of the schedule is multiplied by."""
+    """Factor of the schedule's learning rate."""
 
     @staticmethod
     def of(optim: Optim, *, devices: int) -> "Batch":
@@ -186,7 +194,7 @@ def first_batch(optim: Optim) -> int:
 
 
 def steps_on(optim: Optim, steps: int, *, devices: int) -> int:
-    """As many steps of so many devices as it takes for ``steps`` of the batch of the beginning."""
+    """Return the steps on so many devices that train ``steps`` of the first batch."""
     return -(-steps * first_batch(optim) // step_samples(optim, devices=devices))
 
 
@@ -207,8 +215,11 @@ STEPS_OF_A_FIXED_SIZE = 500
 """Between checkpoints of a run that keeps its number of nodes."""
 
 SLOTS = 3
-"""Of one rank: a save may hold one for long while it writes its files, the other two take turns, so
-that a worker that is killed in the middle of a copy leaves the snapshot before."""
+"""Snapshot slots of one rank.
+
+A save may hold one for long while it writes its files, and the other two take turns. A worker
+that is killed in the middle of a copy then leaves the snapshot before.
+"""
 
 SLOTS_FOR_NEIGHBOUR = 2
 """For each rank of the node before: one that is whole, while the next one comes."""
@@ -228,7 +239,7 @@ def is_elastic(recipe: Recipe) -> bool:
 
 
 def steps_between_snapshots(recipe: Recipe) -> int | Auto | None:
-    """As the recipe asks, or as it stands for where it leaves that to the size of the run."""
+    """Return steps between snapshots: the recipe's, else auto if elastic, None for a fixed size."""
     every = recipe.elastic.snapshot_every
     if every == "elastic":
         return "auto" if is_elastic(recipe) else None
@@ -244,10 +255,10 @@ def steps_between_checkpoints(recipe: Recipe) -> int | Auto:
 
 
 def reason_of_snapshots(recipe: Recipe, shortage: str) -> tuple[int | str | None, str]:
-    """Steps between snapshots where the size of the run says so, and why.
+    """Return steps between snapshots where the size of the run decides, and the reason.
 
     Args:
-        shortage: What a node has too little of for them; empty: nothing.
+        shortage: Resource that a node has too little of for them; empty: none.
     """
     every = steps_between_snapshots(recipe)
     if every is None:
@@ -284,7 +295,7 @@ def snapshots_enabled(recipe: Recipe) -> bool:
 
 
 def slot_labels(local_rank: int) -> list[str]:
-    """What the memory of each slot of a rank is called on its node."""
+    """Return the label of each slot's memory of a rank on its node."""
     return [f"snapshot_{local_rank}_{slot}" for slot in range(SLOTS)]
 
 
@@ -294,7 +305,7 @@ def peer_labels(local_rank: int) -> list[str]:
 
 
 def snapshot_labels(recipe: Recipe) -> list[str]:
-    """All that an agent owns for snapshots on its node; nothing where there are none."""
+    """List all memory labels that an agent owns for snapshots on its node; empty without them."""
     elastic, devices = recipe.elastic, recipe.cluster.devices
     if not snapshots_enabled(recipe):
         return []
@@ -307,7 +318,7 @@ def snapshot_labels(recipe: Recipe) -> list[str]:
 
 
 def copies(recipe: Recipe) -> int:
-    """Of a rank's state in host memory, those that a node keeps for another among them."""
+    """Count the copies of a rank's state in host memory, with those kept for another node."""
     if not snapshots_enabled(recipe):
         return 0
     return SLOTS + (SLOTS_FOR_NEIGHBOUR if recipe.elastic.snapshot_neighbour is True else 0)
@@ -335,7 +346,7 @@ def needs_mask(recipe: Recipe, shape: ModelShape) -> bool:
 
 
 def attends_by_length(recipe: Recipe, shape: ModelShape) -> bool:
-    """Whether flash attention is told where documents begin, instead of a mask."""
+    """Check whether flash attention gets the beginnings of documents, instead of a mask."""
     asked = recipe.model.attention in ("flash", "fa3")
     return (
         asked
@@ -345,14 +356,14 @@ def attends_by_length(recipe: Recipe, shape: ModelShape) -> bool:
 
 
 def best_attention(recipe: Recipe, shape: ModelShape) -> tuple[str, str]:
-    """What ``model.attention: auto`` stands for, and why; device and lengths are known."""
+    """Resolve ``model.attention: auto``, with the reason; device and lengths are known."""
     if not _is_fully_causal(recipe, shape) and _varlen_unsupported_reason(recipe, shape) is None:
         return "flash", "told where documents and windows begin, it needs no mask"
     return "sdpa", "torch chooses by device, format, sizes and mask"
 
 
 def check_attention(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
-    """What torch's kernels cannot do, of the one that is named."""
+    """Find what the named kernel of torch cannot do."""
     asked, device = recipe.model.attention, recipe.cluster.device
     if asked in ("auto", "sdpa"):
         return
@@ -379,7 +390,7 @@ def _is_fully_causal(recipe: Recipe, shape: ModelShape) -> bool:
 
 
 def _mask(recipe: Recipe, shape: ModelShape) -> str | None:
-    """What keeps a token from seeing all before it; None: nothing that is known yet."""
+    """Say what hides earlier tokens from a token; None: there is no known reason yet."""
     seq_len = recipe.data.seq_len
     if not shape.is_causal:
         return "padding that is not to be seen"
@@ -391,7 +402,7 @@ def _mask(recipe: Recipe, shape: ModelShape) -> str | None:
 
 
 def _varlen_unsupported_reason(recipe: Recipe, shape: ModelShape) -> str | None:
-    """Why flash attention cannot be told where documents begin; None: it can."""
+    """Say why flash attention cannot get the beginnings of documents; None: it can."""
     width = shape.head_width
     if recipe.cluster.device != "cuda":
         return "only a CUDA device's kernel is told where documents begin"

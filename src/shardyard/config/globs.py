@@ -1,7 +1,7 @@
-"""Tell the literal part of a path or address from the pattern behind it.
+"""Separate the literal part of a path or address from the pattern behind it.
 
-A name that exists is literal, whatever characters it holds: ``runs[1]/*.txt`` lists the folder
-``runs[1]``, where there is one. Only what does not exist under its own name is read as a pattern.
+A name that exists is literal, with any characters: ``runs[1]/*.txt`` lists the folder
+``runs[1]``, where there is one. Only a name that does not exist is read as a pattern.
 """
 
 import glob
@@ -56,7 +56,7 @@ def matches_of(path: str) -> Iterator[str]:
 
 
 def escape_hint(path: str) -> str:
-    """A sentence for a pattern with brackets that names nothing; empty: it has none."""
+    """Return advice for a pattern with brackets that matches no file; empty without brackets."""
     if "[" not in path:
         return ""
     return " A bracket that belongs to a name is written [[]."

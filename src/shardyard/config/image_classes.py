@@ -22,7 +22,7 @@ def class_names(resolved: Resolved) -> list[str] | None:
 
 
 def folder_head(resolved: Resolved) -> HeadOrder | None:
-    """What becomes of the head of the folder that a run begins from; None: it begins from none."""
+    """Return the order of the head of a run's starting folder; None: there is no such folder."""
     names = class_names(resolved) if resolved.network is not None else None
     if resolved.model_dir is None or names is None:
         return None

@@ -33,12 +33,12 @@ def inspect_folder(
     """Compare the weights of a model's folder with its config.json, and look for its tokenizer.
 
     Args:
-        folder: That of ``model.path``, or what was fetched of ``model.hub``.
-        shape: What config.json says, of a known family; None: only files are looked at.
+        folder: Folder of ``model.path``, or what was fetched of ``model.hub``.
+        shape: Shape in config.json, of a known family; None: only files are checked.
         has_weights: Whether weights have been fetched; of the hub an index may be there without.
 
     Returns:
-        The shape that the files decide on, with notes; None: there is nothing to compare.
+        The shape that the files decide on, with notes; None: there are no weights to compare.
 
     Raises:
         RecipeError: The weights are not those of config.json, damaged, or without a tokenizer; all

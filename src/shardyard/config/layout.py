@@ -48,9 +48,9 @@ class Cut(NamedTuple):
     """Blocks of the stages: whole ones, so that a stage may have to wait for a longer one."""
 
     first: int
-    """Of every stage but the last; some have one less where the blocks do not divide."""
+    """Blocks of every stage but the last; some have one less where the blocks do not divide."""
     last: int
-    """Of the stage that also has the head."""
+    """Blocks of the stage that also has the head."""
 
 
 def cut_by_cost(shape: ModelShape, stages: int) -> Cut:

@@ -1,7 +1,7 @@
-"""A recipe from files, dicts or objects, and overrides; all that does not fit is refused at once.
+"""Load a recipe from files, dicts or objects, and overrides; report all misfits at once.
 
-Precedence: defaults < sources from left to right < ``section.key=value`` overrides. What a setting
-may be is said by ``config/validate.py``; ``config/rules/check.py`` checks them
+Precedence: defaults < sources from left to right < ``section.key=value`` overrides.
+``config/validate.py`` says what a setting may be; ``config/rules/check.py`` checks them
 together.
 """
 
@@ -85,7 +85,7 @@ def read_settings(
 
 
 def name_of(sources: Sources) -> str:
-    """What messages call a recipe: its files."""
+    """Return the name of a recipe in messages: its files."""
     files = [source for source in _each(sources) if isinstance(source, str | Path)]
     return ", ".join(map(str, files)) or "recipe"
 
@@ -161,7 +161,7 @@ def _phase(
 
 
 _MOST_BYTES = 8 * 2**20
-"""Of a recipe; one with the config.json of a model is a few MB at most."""
+"""Most bytes of a recipe; one with the config.json of a model is a few MB at most."""
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _suggest_file(file: Path) -> str:
-    """What somebody meant by the name of a file that does not exist."""
+    """Suggest what the name of a missing file was meant to be."""
     name = str(file).partition("=")[0].strip()
     if name in settings():
         return f"An override is one word without spaces: {name}=VALUE."
@@ -243,7 +243,7 @@ def _read_override(override: str, errors: list[Problem]) -> dict[str, Any]:
 
 
 def _as_written(text: str, setting: Setting) -> Any:
-    """The value of a setting that is a text: what stands there, whatever YAML would make of it.
+    """Return the value of a text setting: the text as written, not as YAML would read it.
 
     ``*.jsonl``, ``#1`` and ``1e3`` mean themselves. null, a list where one is accepted, and a text
     in quotes of its own mean what YAML says.

@@ -1,7 +1,7 @@
-"""How instances are rented (``cluster.capacity``), and when a capacity block ends.
+"""Capacity of instances: how they are rented (``cluster.capacity``), and a block's end.
 
-One reading for all: which nodes pods may take, what a launch template asks for, how long a job may
-last, when node 0 drains it.
+All code reads it from here. It decides which nodes pods may take, the request of a launch
+template, the longest time of a job, and when node 0 drains it.
 """
 
 import re
@@ -15,23 +15,25 @@ from shardyard.errors import Problem, RequestError
 from shardyard.units import format_seconds
 
 TERMINATED_BEFORE_S = 30 * 60
-"""So long before its end EC2 begins to terminate the instances of a capacity block. Source: Amazon
-EC2 User Guide, Capacity Blocks for ML."""
+"""Seconds before its end when EC2 begins to terminate the instances of a capacity block.
+
+Source: Amazon EC2 User Guide, Capacity Blocks for ML.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PurchaseOption:
-    """What ``cluster.capacity`` says."""
+    """Value of ``cluster.capacity``."""
 
     kind: Literal["on-demand", "spot", "reservation", "block"]
     id: str | None = None
-    """Of the capacity reservation; a block is one, too."""
+    """Id of the capacity reservation; a block is one, too."""
     usable_until: float | None = None
     """Unix seconds: when a block's instances begin to go."""
 
 
 def capacity_of(cluster: Cluster) -> PurchaseOption | None:
-    """What is asked, of settings that have passed the check; None: nothing."""
+    """Return the requested capacity, from checked settings; None: there is no request."""
     if cluster.capacity is None:
         return None
     kind, _, number = cluster.capacity.partition(":")
@@ -76,7 +78,7 @@ def block_remaining_s(cluster: Cluster, *, least_s: float, now: float) -> float 
 
 
 def check_capacity(cluster: Cluster) -> Iterable[Problem]:
-    """What contradicts itself, or is not enough."""
+    """Find capacity settings that contradict each other, or are not enough."""
     is_block = (cluster.capacity or "").startswith("block:")
     if cluster.capacity is not None and cluster.instance is None:
         text = (
@@ -125,10 +127,10 @@ def _parse_timestamp(text: str | None) -> datetime | None:
 
 
 def reject_capacity_settings(cluster: Cluster, *, launcher: str, instead: str) -> None:
-    """Raise where nothing is rented and the recipe says how; a block's end holds anywhere.
+    """Reject a kind of rental where the launcher rents no nodes; a block's end counts anywhere.
 
     Raises:
-        RequestError: With what to do instead.
+        RequestError: Says what to do instead.
     """
     if cluster.capacity is None or cluster.capacity.startswith("block:"):
         return

@@ -21,7 +21,7 @@ Mamba (arXiv:2312.00752) were trained on so many."""
 
 
 class Sizes(Protocol):
-    """What rules by size read, of a shape or of ``ModelSizes``."""
+    """Sizes that rules read, of a shape or of ``ModelSizes``."""
 
     @property
     def parameters(self) -> int:
@@ -37,7 +37,7 @@ class Sizes(Protocol):
 
     @property
     def block_parameters(self) -> int:
-        """Of one block."""
+        """Parameters of one block."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The optimizers: one row each, with all that is known of one without torch.
+"""Table of the optimizers: one row each, with all that is known of one without torch.
 
-A row says what the recipe check, the planner and the doctor need. It names the update, which is
-torch code in ``train/optimizers/``. Nothing else dispatches on the name of an optimizer.
+A row has what the recipe check, the planner and the doctor need. It names the update, which is
+torch code in ``train/optimizers/``. Only this table dispatches on the name of an optimizer.
 """
 
 from collections.abc import Mapping
@@ -29,39 +29,42 @@ class OnePass:
     update: str
     """``module:class``, as of ``Optimizer``; made of shards, settings and copies."""
     moved_bytes: int
-    """What it, and the norm before it, read and write of a parameter, beside its averages."""
+    """Bytes that it and the norm before it move for a parameter, without its averages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What is known of one optimizer."""
+    """Facts about one optimizer."""
 
     state_tensors: tuple[Average, ...]
     counts_steps: bool
     """Whether each parameter has a count of its steps too, one number: ``optim.step.<parameter>``.
     """
     settings: tuple[str, ...]
-    """Of ``optim``, those that it reads and some other optimizer does not."""
+    """Settings of ``optim`` that it reads and some other optimizer does not."""
     knows_lr: bool
     """Whether a learning rate by model size is known. Without one, ``optim.lr`` must be given."""
     typical_lr: str
     """A start for who has to give one; printed."""
     weight_decay: float
-    """Where it is auto."""
+    """Weight decay where it is auto."""
     decay_reason: str
     needs_all: bool
     """Whether an update reads or moves all weights at once, not part by part."""
     moved_bytes: int
-    """What an update reads and writes of a parameter, beside its averages."""
+    """Bytes that an update reads and writes of a parameter, without its averages."""
     update: str
     """``module:class``, a ``train.optimizers.Update``."""
     one_pass: OnePass | None = None
-    """Where one rank computes with copies of its weights; None: those are cast after the update."""
+    """Update where one rank computes with weight copies; None: they are cast after the update."""
 
 
 _ONE_PASS_BYTES = 24
-"""Where one kernel updates a parameter: fp32 weight, gradient for norm, clip and update, and the
-copy in the computing format."""
+"""Bytes moved for a parameter where one kernel updates it.
+
+They are the fp32 weight, the gradient for norm, clip and update, and the copy in the computing
+format.
+"""
 
 OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "adamw": Optimizer(
@@ -134,14 +137,14 @@ class OptimizerSettings(Protocol):
 
     @property
     def name(self) -> OptimizerName:
-        """Of the optimizer."""
+        """Name of the optimizer."""
 
 
 def optimizer_of(optim: OptimizerSettings) -> Optimizer:
-    """The row of the optimizer that a recipe names.
+    """Return the row of the optimizer that a recipe names.
 
     Raises:
-        LookupError: There is none of that name; nothing falls through to another's.
+        LookupError: There is none of that name; there is no fallback to another.
     """
     if optim.name not in OPTIMIZERS:
         raise LookupError(f"no optimizer is called {optim.name!r}: {', '.join(OPTIMIZERS)}")
@@ -167,7 +170,7 @@ def factors_of(optim: OptimizerSettings) -> dict[str, float]:
 
 
 def moved_bytes(optim: OptimizerSettings) -> int:
-    """What an update of these settings reads and writes of a parameter, its averages in fp32."""
+    """Return the bytes that an update moves for a parameter, with its averages in fp32."""
     return optimizer_of(optim).moved_bytes + 8 * len(state_tensor_names(optim))
 
 

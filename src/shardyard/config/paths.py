@@ -23,7 +23,7 @@ from shardyard.errors import Problem, RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class NodePaths:
-    """What the nodes of one launch see."""
+    """View of the nodes of one launch."""
 
     launcher: str
     shares_filesystem: bool
@@ -42,7 +42,7 @@ class NodePaths:
 
 
 def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
-    """Every path that no node can have, whatever is there."""
+    """Find every path that no node can have, with or without a file at it."""
     if node_paths.shares_filesystem:
         return []
     found = []
@@ -67,7 +67,7 @@ def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
 
 
 def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
-    """Every path that nodes would read, and where nothing is on the file system that we share."""
+    """Find every path that nodes would read and that is missing on the shared file system."""
     if not node_paths.shares_filesystem:
         return []
     return [
@@ -175,7 +175,7 @@ def check_readable_paths(recipe: Recipe, node_paths: NodePaths | None = None) ->
 
 
 def unreadable_reason(location: str) -> str | None:
-    """Why the system cannot follow a path; None: it can, or nothing is there."""
+    """Say why the system cannot follow a path; None: it can, or the path does not exist."""
     path = Path(location).expanduser()
     try:
         path.stat()

@@ -1,7 +1,7 @@
 """Phases of a run: recipes that differ in a few settings, trained one after the other.
 
-Weights go on from phase to phase, the optimizer begins anew. Everything that looks at a recipe
-looks at that of each phase (``of_phases``), which has no phases itself.
+Weights continue from phase to phase, the optimizer starts again. Everything that reads a recipe
+reads that of each phase (``of_phases``), which has no phases itself.
 """
 
 import copy
@@ -24,7 +24,7 @@ SETTINGS_THAT_MAY_DIFFER = (
     "task.eval_every_epochs",
     "memory.recompute",
 )
-"""What a phase may say. Model, prepared data, layout and machines are those of the run."""
+"""Settings of a phase. Model, prepared data, layout and machines are those of the run."""
 
 _LENGTHS = ("steps", "tokens", "samples", "epochs")
 
@@ -39,7 +39,7 @@ def of_phases(recipe: Recipe) -> tuple[Recipe, ...]:
 
 
 def check_phases(recipe: Recipe) -> Iterable[Problem]:
-    """What a list of phases says that no phase can mean."""
+    """Find settings in a list of phases that no phase can have."""
     if not recipe.phases:
         return
     given = [_settings(to_plain(phase)) for phase in recipe.phases]
@@ -76,7 +76,7 @@ def may_differ(setting: str) -> bool:
 def check_each_phase(
     recipe: Recipe, check: Callable[[Recipe], Iterable[Problem]]
 ) -> Iterable[Problem]:
-    """What a check finds of each phase: told once, and of the phase where only that has it."""
+    """Find the problems of each phase; one that all phases share is reported once."""
     found = [list(check(each)) for each in of_phases(recipe)]
     for number, problems in enumerate(found, 1):
         for problem in problems:

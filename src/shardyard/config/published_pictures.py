@@ -1,4 +1,4 @@
-"""How many pictures a published set has, before any of them is read."""
+"""Number of pictures in a published set, before any of them is read."""
 
 from pathlib import Path, PurePosixPath
 

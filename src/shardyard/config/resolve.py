@@ -1,8 +1,7 @@
-"""Every ``auto`` of a recipe becomes a value, with its reason.
+"""Resolve every ``auto`` of a recipe to a value, with its reason.
 
 Pure: what must be looked up (the model's shape, the machine, the prepared data) comes in as
-``ResolveContext``. What each ``auto`` stands for is said in ``config/auto.py``, one rule per
-setting.
+``ResolveContext``. ``config/auto.py`` has the rules for ``auto``, one per setting.
 """
 
 from collections.abc import Sequence
@@ -62,11 +61,11 @@ class PartialResolution:
     """Optimizer steps of the whole run; None while its length is not known in steps."""
     steps_reason: str
     phases: tuple["PartialResolution", ...] = ()
-    """Of a run with phases: each by itself; the recipe above is then that of the first."""
+    """Phases of a run, each by itself; the recipe above is then that of the first."""
 
     @property
     def of_phases(self) -> tuple["PartialResolution", ...]:
-        """What is trained, one after the other; of a run without phases itself."""
+        """Phases to train, one after the other; a run without phases is its only one."""
         return self.phases or (self,)
 
 
@@ -143,7 +142,7 @@ def resolve(
 def _resolved(
     preview: PartialResolution, context: ResolveContext, *, model_dir: Path | None, machine: Machine
 ) -> Resolved:
-    """What was settled of a recipe, which must be all.
+    """Return the resolved recipe, in which everything must be settled.
 
     Raises:
         RecipeError: It does not fit the machine, the model or the data.
@@ -181,10 +180,10 @@ def _of_data(network: ImageNetwork, data: DatasetMetadata, recipe: Recipe) -> Im
 
 
 def _each_before(recipe: Recipe, previous: Resolved | None) -> Sequence[Resolved | None]:
-    """What the last attempt had of each phase.
+    """Return the last attempt's version of each phase.
 
     Raises:
-        RecipeError: It had another number of them.
+        RecipeError: It had another number of phases.
     """
     count = len(of_phases(recipe))
     if previous is None:
@@ -232,7 +231,7 @@ def resolve_partial(recipe: Recipe, context: ResolveContext) -> PartialResolutio
 
 
 def check_resume(previous: Resolved, now: Resolved) -> None:
-    """Refuse a resume that changes what is learnt.
+    """Reject a resume that changes what is learnt.
 
     Raises:
         RecipeError: Lists each setting that the fingerprint covers and that changed, old -> new.
@@ -308,7 +307,7 @@ def _apply_layout(recipe: Recipe, reasons: dict[str, str]) -> Recipe:
 
 
 def _check_resolved(resolved: Resolved, machine: Machine) -> list[Problem]:
-    """What only shows when recipe, machine, model and data are known together."""
+    """Find problems that only show when recipe, machine, model and data are known together."""
     return [
         *check_devices(resolved.recipe, machine),
         *check_model(
@@ -327,7 +326,7 @@ def _check_resolved(resolved: Resolved, machine: Machine) -> list[Problem]:
 
 
 def check_devices(recipe: Recipe, machine: Machine) -> list[Problem]:
-    """What a recipe, resolved so far, wants of devices, and those of this machine lack."""
+    """Find needs of a recipe, resolved so far, that this machine's devices do not meet."""
     found = []
     if recipe.precision.compute == "fp8" and not machine.has_fp8:
         text = (
@@ -361,7 +360,7 @@ def check_devices(recipe: Recipe, machine: Machine) -> list[Problem]:
 
 
 def _check_sample_counts(resolved: Resolved) -> list[Problem]:
-    """Fewer samples than ranks; none to evaluate, or without what a target is told by."""
+    """Find fewer samples than ranks, none for validation, or a target without its metric."""
     recipe, data = resolved.recipe, resolved.data
     draft = Draft(recipe=recipe, context=ResolveContext(data=data))
     ranks, samples = draft.data_ranks, draft.train_samples

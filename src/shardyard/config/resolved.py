@@ -1,6 +1,7 @@
-"""A recipe without any ``auto``, and what belongs to it: all that the training half needs to know.
+"""Recipe without any ``auto``, and what belongs to it: all that the training half needs.
 
-The command line makes this value, every worker reads it; nothing else passes between the halves.
+The command line makes this value, and every worker reads it. It is all that passes between the
+halves.
 """
 
 from collections.abc import Collection
@@ -19,7 +20,7 @@ from shardyard.families.shape import ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetMetadata:
-    """What `prepare` found; read from the data folder's manifest.json."""
+    """Result of `prepare`; read from the data folder's manifest.json."""
 
     dir: str
     """Folder of the prepared data set."""
@@ -36,22 +37,22 @@ class DatasetMetadata:
     bos_token: str | None = None
     """The token that begins each document; None: documents begin with none."""
     train_bytes: int | None = None
-    """Of the text, as UTF-8; None: the set was prepared before they were counted."""
+    """Bytes of the text, as UTF-8; None: the set was prepared before they were counted."""
     eval_bytes: int | None = None
     readers: tuple[dict[str, str], ...] = ()
-    """What packages added that read files of the source, by suffix: as manifest.json has it."""
+    """Readers of source files that packages added, by suffix: as manifest.json has it."""
     train_samples: int | None = None
-    """Of a set whose samples were made when it was prepared; None: windows of running text."""
+    """Samples that were made when the set was prepared; None: windows of running text."""
     eval_samples: int | None = None
 
     num_classes: int | None = None
-    """Of images; None: of text."""
+    """Number of image classes; None: for text."""
     parts: tuple["SourceMetadata", ...] = ()
-    """Of a mixture: its sources, which have data sets of their own."""
+    """Sources of a mixture, which have datasets of their own."""
     too_long: int | None = None
-    """Of whole documents (data.pack): those that were cut or left out."""
+    """Number of whole documents (data.pack) that were cut or left out."""
     train_places: int | None = None
-    """Of whole documents: tokens of all training samples, without padding."""
+    """Tokens of all training samples of whole documents, without padding."""
     train_learnt: int | None = None
     """Tokens that carry loss; None: all of them, or as many as the task chooses."""
     eval_learnt: int | None = None
@@ -138,29 +139,33 @@ class Resolved:
     model_dir: str | None = None
     """Hugging Face folder that weights are loaded from; None: they are drawn from the seed."""
     model_commit: str | None = None
-    """Of a model of the hub: what model.revision was when the run began."""
+    """Commit of a model of the hub: what model.revision was when the run began."""
     model_digest: str | None = None
-    """Of the files of a model that is kept in model.dir: the same on every node."""
+    """Digest of the files of a model that is kept in model.dir: the same on every node."""
     base_digest: str | None = None
-    """Of the weights that adapters are beside, which no checkpoint holds; None: there are no
-    adapters, or the base is drawn from the seed."""
+    """Digest of the weights under adapters, which no checkpoint holds.
+
+    None: there are no adapters, or the base is drawn from the seed.
+    """
     network: ImageNetwork | None = None
-    """What classifies images; None: what is trained reads text."""
+    """Network that classifies images; None: the model reads text."""
     phases: tuple["Resolved", ...] = ()
-    """Of a run with phases: each by itself. The recipe above is then that of the first, ``steps``
-    those of all."""
+    """Phases of a run, each by itself.
+
+    The recipe above is then that of the first, ``steps`` those of all.
+    """
 
     back_to: RollbackTarget | None = None
-    """Where the newest ``resume --step`` went back to; None: there was none."""
+    """Step that the newest ``resume --step`` went back to; None: there was none."""
 
     @property
     def of_phases(self) -> tuple["Resolved", ...]:
-        """What is trained, one after the other; of a run without phases itself."""
+        """Phases to train, one after the other; a run without phases is its only one."""
         return self.phases or (self,)
 
     @property
     def samples(self) -> int:
-        """Samples of the whole run: its length, whatever the batch becomes."""
+        """Samples of the whole run: its length, with any later batch size."""
         return self.steps * first_batch(self.recipe.optim)
 
     def to_json(self) -> dict[str, Any]:
@@ -215,11 +220,11 @@ def _plain(back_to: RollbackTarget) -> dict[str, int]:
 
 
 _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run began"}}
-"""What runs did, and go on with, that were resolved before there was such a setting."""
+"""Values for runs that were resolved before the setting existed; they keep them."""
 
 
 def _with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
-    """What took the place of a setting of before; what is a queue's, no run says any more."""
+    """Replace settings of earlier versions by today's, and drop those that belong to a queue."""
     gone = {f"launch.aws_batch.{name}" for name in OF_QUEUES}
     now = {name: entry for name, entry in settings.items() if name not in gone}
     if "elastic.straggler" in now:

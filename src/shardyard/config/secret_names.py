@@ -30,7 +30,7 @@ _PLACES = re.compile(
     r"|OLD|NEW|PRIMARY|SECONDARY|DEFAULT)|_?\d{1,4})$",
     re.IGNORECASE,
 )
-"""What follows the word that counts."""
+"""Suffixes that may follow the word that counts."""
 
 _NO_SECRET = re.compile(
     r"(?:pad|eos|bos|unk|mask|sep|cls|image|stop|end|start|begin|special|max|min|num|per|next"

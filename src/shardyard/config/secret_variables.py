@@ -1,7 +1,7 @@
 """Secrets among the variables of a process, which its children get only if they use them.
 
-Whoever is this user can read what a program was started with (``/proc/PID/environ``), as can core
-dumps and every program that it starts in turn.
+Any process of the same user can read what a program was started with
+(``/proc/PID/environ``). So can core dumps and every program that it starts in turn.
 """
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping

@@ -1,9 +1,10 @@
-"""Recognise credentials that somebody wrote into a recipe, so that nobody prints or stores them.
+"""Recognise credentials in a recipe, so that they are not printed or stored.
 
-By the shapes that issuers document (``token_shapes``), by what an address or an assignment holds,
-and by the name of a variable (``is_called_a_secret``). Two forms have no mark of their own: 40
-characters of an AWS secret key, known by how random they are, and the 40 hexadecimal digits of a
-W&B key, which are a git commit's too and so count only where no commit belongs (``is_hex_key``).
+They are known by the shapes that issuers document (``token_shapes``), and by the content of
+an address or an assignment. The name of a variable counts too (``is_called_a_secret``). Two
+forms have no mark of their own. The 40 characters of an AWS secret key are known by how
+random they are. The 40 hexadecimal digits of a W&B key are a git commit's too, and count
+only where no commit belongs (``is_hex_key``).
 """
 
 import json
@@ -38,15 +39,16 @@ _HEADER = re.compile(
 
 _FORTY = re.compile(r"(?<![A-Za-z0-9/+._-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=._-])")
 _LEAST_BITS = 4.4
-"""Of Shannon entropy a character. Of 40 random characters of base64 99.7 % have more; paths of 40
-characters have about 4.2, and words less."""
+"""Least Shannon entropy, in bits a character. Of 40 random characters of base64 99.7 % have
+more; paths of 40 characters have about 4.2, and words less.
+"""
 
 HIDDEN = "(not shown)"
-"""Stands for a credential in messages and manifests."""
+"""Replacement for a credential in messages and manifests."""
 
 
 def find_credential(text: str) -> str | None:
-    """What kind of credential a text holds, in words, or None."""
+    """Return the kind of credential that a text holds, in words, or None."""
     found = find_token(text)
     if found is not None:
         return found
@@ -132,7 +134,7 @@ _PATTERNS: dict[Kind, re.Pattern[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Where one secret is kept."""
+    """Location where one secret is kept."""
 
     kind: Kind
     name: str | None

@@ -1,7 +1,7 @@
-"""Where text can come from: one row for each scheme of an address, without the code that reads it.
+"""Sources of text: one row for each scheme of an address, without the code that reads it.
 
-The file in ``data/stores/`` that a row names does the work; all that has to know what can be read
-asks the table.
+The file in ``data/stores/`` that a row names does the work. All code that has to know what
+can be read asks the table.
 """
 
 import re
@@ -44,7 +44,7 @@ SCHEMES: dict[str, Scheme] = {
     "oci": Scheme(code=_FSSPEC, package="ocifs"),
     "sftp": Scheme(code=_FSSPEC, package="paramiko"),
 }
-"""What stands before :// -> where it is read."""
+"""Scheme, the part of an address before :// -> code that reads it."""
 
 
 TEXT_OF_PYTHON = "python-stdlib"
@@ -77,7 +77,7 @@ def scheme_row(scheme: str) -> Scheme:
 
 
 def store_class(entry: str) -> Any:
-    """What reads an entry of data.source, imported now.
+    """Return the class that reads an entry of data.source, imported now.
 
     Raises:
         RequestError: As ``scheme_row``, or a package's code cannot be imported.

@@ -1,9 +1,9 @@
 """Recognise training, validation and test files by their names, as on the Hugging Face hub.
 
-A keyword counts where it stands between separators: ``train-00000-of-00002.parquet``,
-``data/wiki_validation.jsonl`` and ``dev/a.jsonl`` have one, ``latest.jsonl`` and ``tests/`` do not.
-Separators and keywords are those of the ``datasets`` library, with one difference: files named
-``eval`` are validation data where no file is named ``validation``.
+A keyword counts between separators: ``train-00000-of-00002.parquet``,
+``data/wiki_validation.jsonl`` and ``dev/a.jsonl`` have one, ``latest.jsonl`` and ``tests/``
+do not. Separators and keywords are those of the ``datasets`` library, with one difference:
+files named ``eval`` are validation data where no file is named ``validation``.
 """
 
 import re
@@ -27,8 +27,9 @@ KEYWORDS: dict[str, NamedSplit] = {
 _SEPARATORS = re.compile(r"[-._ 0-9]+")
 
 Kind = Literal["rows", "text", "code"]
-"""What a file is, as far as its name is concerned: a file of rows (JSON lines, Parquet and the
-like), running text, or source code."""
+"""Kind of a file by its name: rows (JSON lines, Parquet and the like), running text, or
+source code.
+"""
 
 
 def words_in(name: str) -> list[NamedSplit]:
@@ -82,7 +83,7 @@ def splits_of(kinds: Mapping[str, Kind]) -> dict[str, NamedSplit]:
 
 
 def validation_split_of(splits: Collection[NamedSplit | None]) -> NamedSplit | None:
-    """Which of the splits that are there is validated on; None: none is named so."""
+    """Return the existing split to validate on; None: no split is named for it."""
     return next((each for each in ("validation", "eval") if each in splits), None)
 
 

@@ -7,7 +7,7 @@ from shardyard.errors import RequestError
 from shardyard.plugins import PlugIn, load_entry_point, load_object, plug_in_named
 
 NOT_BUILT = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
-"""What others call tasks that there are none of here."""
+"""Other trainers' names for tasks that are not built here."""
 
 
 def task_row(name: str) -> TaskRow:
@@ -30,7 +30,7 @@ def task_row(name: str) -> TaskRow:
 
 
 def task_code(name: str) -> Any:
-    """What a task's row names as its code; imports torch.
+    """Return the code that a task's row names; imports torch.
 
     Raises:
         RequestError: As ``task_row``, or a package's code cannot be imported.
@@ -39,7 +39,7 @@ def task_code(name: str) -> Any:
 
 
 def task_prepare(name: str) -> Any:
-    """What writes a task's data set; raises as ``task_code``."""
+    """Return the function that writes a task's dataset; raises as ``task_code``."""
     return load_object(_package(name), task_row(name).prepare)
 
 

@@ -1,7 +1,7 @@
-"""What can be learnt: one row for each task, without torch.
+"""Table of tasks to train: one row for each, without torch.
 
-The file in ``tasks/`` that a row names does the work; everything that has to know what a task is
-like asks its row, and nothing asks for its name.
+The file in ``tasks/`` that a row names does the work. All code that needs a property of a
+task asks its row, and never compares its name.
 """
 
 import math
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 BITS_PER_BYTE = "bits_per_byte"
-"""What an evaluation is told by beside the metrics of its task."""
+"""Metric that evaluations report in addition to those of their task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Metric:
 
     is_better_higher: bool = False
     is_of_logits: bool = False
-    """Whether a loss alone does not tell it, which is all that a module of one's own returns."""
+    """Whether it needs logits: a module of one's own returns only a loss, which is not enough."""
 
     def is_reached(self, value: float, target: float) -> bool:
         """Whether a value is at a target or beyond it; one that is no number never is."""
@@ -37,18 +37,18 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """What a recipe's check, the planner and the programs know of a task."""
+    """Facts about a task for a recipe's check, the planner and the programs."""
 
     code: str
     """module:class of its ``tasks.base.Task``."""
     prepare: str
     """module:function that writes its data set, as ``data.prepare.prepare``."""
     metrics: Mapping[str, Metric]
-    """That its code scores an evaluation by, by name; the loss first."""
+    """Metrics that its code scores an evaluation by, by name; the loss first."""
     is_causal: bool
-    """Whether its models see earlier tokens alone."""
+    """Whether its models see only earlier tokens."""
     reads: Literal["text", "images"] = "text"
-    """What its samples are made of."""
+    """Kind of data in its samples."""
     judges_pairs: bool = False
     """Whether a sample is two texts, of which its models say if one follows the other."""
     data_formats: tuple[str, ...] = ()
@@ -56,17 +56,19 @@ class TaskRow:
     continues_text: bool = False
     """Whether a model that has learnt it can write on from a prompt."""
     predicts_every_token: bool = False
-    """Whether a mean loss of tokens is one of the whole text, so that it can be told per byte."""
+    """Whether a mean loss of tokens is one of the whole text, so that it can be reported per
+    byte.
+    """
     reads_learnt: bool = False
     """Whether it learns only what data of dialogues mark."""
     sums_exactly: bool = False
     """Whether ``precision.reduce=exact`` has been held to it."""
     settings: "type[Section] | None" = None
-    """Of a task that a package adds: its own section, ``task.<name>``."""
+    """Section ``task.<name>`` of a task that a package adds."""
 
     @property
     def targets(self) -> Mapping[str, Metric]:
-        """What ``run.target`` can ask for: the metrics, and bits a byte where they can be told."""
+        """Metrics that ``run.target`` accepts, with bits a byte if every token is predicted."""
         return {**self.metrics, **({BITS_PER_BYTE: Metric()} if self.predicts_every_token else {})}
 
     def bits_per_byte(self, loss: float, *, targets: int, nbytes: int | None) -> float | None:
@@ -142,7 +144,7 @@ def target_metric(target: Mapping[str, float] | None) -> str:
 
 
 def unit_of(task: str) -> Literal["token", "image"]:
-    """What losses and speeds of a task are told of; a package's may not be here, and reads text."""
+    """Return the unit of a task's losses and speeds; a task without a row reads text."""
     row = TASKS.get(task)
     return "image" if row is not None and row.reads == "images" else "token"
 
@@ -155,6 +157,6 @@ def tasks_of(*, is_causal: bool) -> list[str]:
 
 
 def imported(import_path: str) -> Any:
-    """What ``module:name`` names, imported now."""
+    """Import what ``module:name`` names, and return it."""
     module, _, name = import_path.partition(":")
     return getattr(import_module(module), name)

@@ -1,10 +1,11 @@
-"""Shapes of tokens and keys, by the marks that their issuers gave them so that scanners find them.
+"""Shapes of tokens and keys, by the marks that their issuers gave them for scanners.
 
-One row is a kind, the mark that every such token has, and what follows the mark. Patterns only ask
-for as many characters as tell a token from a word, and repeat nothing without a bound, so the time
-of a search grows with the text's length.
+One row is a kind, the mark that every such token has, and what follows the mark. Patterns
+only ask for as many characters as separate a token from a word, and bound every repetition.
+So the time of a search grows with the text's length.
 
-To add one: the issuer's documentation, a row, and an example in tests/config/test_token_shapes.py.
+To add one: the issuer's documentation, a row, and an example in
+tests/config/test_token_shapes.py.
 """
 
 import re
@@ -180,8 +181,9 @@ SHAPES: tuple[tuple[str, str, str], ...] = (
     ),
     *_UNMARKED,
 )
-"""Kind, a mark without which nothing is searched for, pattern: compiled when its mark is found, for
-each command's start would wait for all of them."""
+"""Kind, a mark that must be found before a search, pattern. A pattern is compiled when its
+mark is found, as each command's start would wait for all of them.
+"""
 
 
 def find_token(text: str) -> str | None:

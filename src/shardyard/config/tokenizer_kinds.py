@@ -1,4 +1,4 @@
-"""What ``data.tokenizer_kind`` can say: one row each, without the library that trains it."""
+"""Values of ``data.tokenizer_kind``: one row each, without the library that trains it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

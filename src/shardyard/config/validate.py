@@ -1,8 +1,8 @@
-"""What a recipe may hold, whoever wrote it: names, types and bounds of the schema and of plug-ins.
+"""Check any recipe against the names, types and bounds of the schema and of plug-ins.
 
-A tree of plain values goes in, as it was read from a file or given as a dict; a recipe comes out,
-and a problem for each setting that is wrong. ``config/rules/check.py`` checks settings
-together.
+A tree of plain values goes in, as it was read from a file or given as a dict. A recipe
+comes out, and a problem for each setting that is wrong. ``config/rules/check.py`` checks
+settings together.
 """
 
 import difflib
@@ -60,7 +60,7 @@ _ELSEWHERE = {
     "target_modules": "model.lora.targets",
     "use_rslora": "model.lora.rslora",
 }
-"""What other trainers call a setting -> its name here, for the hint on an unknown key."""
+"""Other trainers' name of a setting -> its name here, for the hint on an unknown key."""
 
 
 _REPLACED = {
@@ -79,10 +79,10 @@ _NOT_BUILT = dict.fromkeys(
     "training beside a base in 4 or 8 bit (QLoRA) is not built. Adapters beside a base in bf16 "
     "are: give model.lora.rank, and parallel.zero=3 splits the base over the devices.",
 )
-"""What others call what there is none of here, in whatever section -> what there is."""
+"""Other trainers' name of a feature not built here, in any section -> what there is."""
 
 _TEXTS = ("text", "a name ", "an id ")
-"""How the words for a setting begin that accepts any text."""
+"""First words of the description of a setting that accepts any text."""
 
 
 def recipe_of(tree: Mapping[str, Any]) -> Recipe:
@@ -215,7 +215,7 @@ def _recognized_keys(
 def _of_plug_in(
     path: str, content: dict[str, Any], errors: list[Problem], *, of_run: bool
 ) -> dict[str, Any]:
-    """As ``_recognized_keys``, of a section in a section that is not ours: a package's, or nobody's."""
+    """Apply ``_recognized_keys`` to a subsection that is not ours: a package's, or an unknown one."""
     try:
         if described_at(path) is not None:
             return _recognized_keys(path, content, errors, of_run=of_run)
@@ -234,7 +234,7 @@ def _of_plug_in(
 
 
 def _no_section(path: str) -> str:
-    """That neither we nor a package have a section in a section, and which was meant."""
+    """Describe that neither we nor a package have this subsection, and which was meant."""
     section, _, key = path.partition(".")
     group = SECTIONS[section]
     ours = [name.split(".")[1] for name in settings() if name.startswith(f"{section}.")]
@@ -304,7 +304,7 @@ def nearest(key: str, section: str | None) -> str | None:
 
 
 def _check_plug_in_types(path: str, merged: dict[str, Any]) -> list[Problem]:
-    """As ``_check_types``, of what stands in the section of a plug-in."""
+    """Return problems as ``_check_types`` does, for the section of a plug-in."""
     with suppress(RequestError):  # told already, or of a run
         kind = settings_class_at(path)
         if kind is not None:

@@ -1,6 +1,6 @@
-"""Which versions of the engines we stand on are required, and which were tested.
+"""Required and tested versions of the engines that Shardyard builds on.
 
-Read from the installed packages' metadata: nothing is imported, so this takes milliseconds.
+They are read from the installed packages' metadata, without imports, in milliseconds.
 """
 
 import re
@@ -25,7 +25,7 @@ class Engine:
     package: str
     at_least: str
     below: str | None = None
-    """First version that is refused; None: newer ones may work and are only warned about."""
+    """First version that is rejected; None: newer ones may work and only cause a warning."""
     tested: tuple[str, ...]
     note: str
     """Why this range."""
@@ -118,16 +118,16 @@ EXPORTERS = {"wandb": WANDB, "mlflow": MLFLOW}
 """Service -> the client that it is spoken to with."""
 
 OPTIONAL = (TORCHAO, TENSORBOARD, PROMETHEUS, WANDB, MLFLOW)
-"""What only some settings ask for."""
+"""Engines that only some settings need."""
 
 
 def wheels_for_older() -> str:
-    """Where they are."""
+    """Return the address of the wheels for older devices."""
     return f"https://download.pytorch.org/whl/{WHEEL_OF_OLDER}"
 
 
 def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
-    """What a recipe needs: the table, and what only some settings ask for."""
+    """Return the engines that a recipe needs: the table, and those that only some settings need."""
     engines: tuple[Engine, ...] = ENGINES
     if recipe.parallel.ep > 1:
         engines = tuple(TORCH_FOR_EXPERTS if e.package == "torch" else e for e in engines)
@@ -151,7 +151,7 @@ def check_packages(
     engines: tuple[Engine, ...] = ENGINES,
     find_version: Callable[[str], str | None] = installed_version,
 ) -> list[str]:
-    """Refuse packages outside the required range.
+    """Reject packages outside the required range.
 
     Returns:
         One warning for each package whose version is in range but was not tested.
@@ -212,7 +212,7 @@ def _plain(text: str) -> str:
 
 
 def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:
-    """What packages add that the nodes of a run need. A launcher is not: it starts them.
+    """Return the plug-ins that a run's nodes need. Launchers start the nodes and are left out.
 
     Raises:
         RequestError: Several packages claim a name.

@@ -1,8 +1,9 @@
-"""The weight files of a Hugging Face folder, by their headers: which tensors, and what is wrong.
+"""Weight files of a Hugging Face folder, by their headers: the tensors, and what is wrong.
 
-No tensor is read and torch is not needed, so this runs before anything is planned or started. The
-files are those that transformers opens: model.safetensors, else what the index names. Which tensor
-is in which file is said by the headers, as transformers takes it, and the index is held to them.
+No tensor is read and torch is not needed, so this runs before anything is planned or
+started. The files are those that transformers opens: model.safetensors, else what the index
+names. The headers say which tensor is in which file, as transformers takes it, and the
+index is checked against them.
 """
 
 import json
@@ -22,7 +23,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class _Listed:
-    """What an index says."""
+    """Content of an index."""
 
     files: tuple[str, ...]
     weight_map: Mapping[str, str]

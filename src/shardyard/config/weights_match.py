@@ -70,14 +70,14 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """What comes of comparing a folder with a model."""
+    """Result of comparing a folder with a model."""
 
     shape: ModelShape
     """The model's, with a head of its own where the files hold one."""
     errors: tuple[str, ...] = ()
-    """What the model lacks, and what would be dropped; each a sentence."""
+    """Sentences on what the model lacks, and what would be dropped."""
     notes: tuple[str, ...] = ()
-    """What is left out for a reason, and where the files decide against config.json."""
+    """Sentences on what is left out for a reason, and where the files override config.json."""
 
 
 def match_weights(folder: Path, stored: Mapping[str, StoredTensor], shape: ModelShape) -> Match:

@@ -1,9 +1,9 @@
-"""The agent as a process of the command line: started, followed, passed signals, never left behind.
+"""Agent as a process of the command line: started, followed, signalled, never left behind.
 
-It gets a session of its own, so that Ctrl-C at the terminal reaches the command line alone, which
-passes it on. Should the command line be killed, the agent drains: nobody starts the run again.
-Should a node's program be killed, its agent ends with it: the node is lost, and whoever started it
-acts on that; a drain of its ranks would be a drain of all.
+It gets a session of its own, so that Ctrl-C at the terminal reaches only the command line,
+which passes it on. If the command line is killed, the agent drains, as no program starts
+the run again. If a node's program is killed, its agent ends with it: the node is lost, and
+the program that started it acts on that. A drain of its ranks would be a drain of all.
 """
 
 import os
@@ -30,7 +30,9 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
 _LAST_WAIT_S = 60.0
 _LEAVING_S = 3.0
-"""For the children of a killed agent; ended ones that nobody has asked about count as there."""
+"""Seconds for the children of a killed agent; ended ones that were not waited for count as
+there.
+"""
 _POLL_S = 0.1
 
 
@@ -71,13 +73,14 @@ def run_node_process(
     store_moves: bool,
     lease: Lease | None = None,
 ) -> dict[str, Any]:
-    """Train one node's share of an attempt; node 0 says its progress.
+    """Train one node's share of an attempt; node 0 reports its progress.
 
-    However many signals come, the agent is asked once: schedulers and people repeat themselves, and
-    a second one would cut the drain short. After it this process, which ends, ignores them too.
+    However many signals come, the agent gets one request: schedulers and people repeat
+    themselves, and a second one would cut the drain short. After it this process, which ends,
+    ignores them too.
 
     Args:
-        lease: Of the run, on node 0; the agent takes it over.
+        lease: Lease of the run, on node 0; the agent takes it over.
     """
     return run_agent_command(
         python_program("shardyard.elastic"),
@@ -106,16 +109,16 @@ def run_agent_command(
     store_moves: bool = False,
     lease: Lease | None = None,
 ) -> dict[str, Any]:
-    """`run_agent_process` for an agent that is started as ``program``.
+    """Do the same as `run_agent_process`, for an agent that is started as ``program``.
 
     Args:
         view_factory: How progress is shown; None: not at all.
-        endpoint: HOST:PORT where the agents of several nodes meet.
+        endpoint: HOST:PORT of the rendezvous of several nodes' agents.
         own_host: This node's name, as the others reach it.
         is_node: Whether this process is a node's program, not a command line: of several signals
             only the first counts, and the agent is lost with this process.
-        store_moves: Whether the others go on where the node that serves their store is lost.
-        lease: Of the run; the agent takes it over.
+        store_moves: Whether the others continue where the node that serves their store is lost.
+        lease: Lease of the run; the agent takes it over.
     """
     passed = () if lease is None else lease.descriptors
     command = [*program, str(run_dir.path), "--attempt", str(attempt)]
@@ -196,10 +199,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for_group(group: int) -> None:
-    """Let what a killed agent started leave by itself: the kernel has told it to.
+    """Let the processes that a killed agent started exit by themselves: the kernel signals them.
 
-    Among it is the tracker of multiprocessing, which alone removes the agent's semaphores from
-    /dev/shm.
+    One of them is the tracker of multiprocessing, which is the only one to remove the agent's
+    semaphores from /dev/shm.
     """
 
     def has_exited() -> bool:

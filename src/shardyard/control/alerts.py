@@ -1,8 +1,9 @@
-"""Tells addresses of one's own what happens to a run: ``observe.alerts``.
+"""Send alerts on a run to the user's own addresses: ``observe.alerts``.
 
-Read from the run's events as they grow, by the process that looks after the agent of node 0; the
-training knows nothing of it. Each address has a thread: one that is slow or down holds up neither
-the run nor another address. What could not be delivered is said in the log, without the address.
+They follow from the run's events as these grow, in the process that watches the agent of
+node 0. The training takes no part in it. Each address has a thread: one that is slow or
+down holds up neither the run nor another address. A failed delivery is logged, without the
+address.
 """
 
 import http.client
@@ -80,7 +81,7 @@ def validate_addresses(alerts: Sequence[Alert], environ: Mapping[str, str]) -> N
 
 
 def address_error(text: str) -> str:
-    """Why nothing can be posted to an address; empty: it can. Does not show it: it is a secret."""
+    """Return why an address cannot be posted to; empty: it can. Hides the address, a secret."""
     wrong = next((each for each in text if not "!" <= each <= "~"), None)
     if wrong is not None:
         name = unicodedata.name(wrong, f"U+{ord(wrong):04X}")
@@ -96,7 +97,7 @@ def address_error(text: str) -> str:
 
 
 def what_it_is(event: Mapping[str, Any], alert: Alert) -> When | None:
-    """What an alert is to be sent of, if of this event any."""
+    """Return the kind of alert to send for this event, if any."""
     condition: When | None = None
     match event.get("kind"):
         case "attempt_ended" if event.get("outcome") == "failed":

@@ -75,14 +75,14 @@ def prepare_data(
     verify: bool = False,
     folder: Path | None = None,
 ) -> DatasetMetadata:
-    """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
+    """Prepare a request's data, or find it prepared; check sizes always, content on demand.
 
     Args:
-        previous: The last attempt, on a resume: what it read is prepared again as it was.
-        folder: Where another node has it; None: named by what is asked for.
+        previous: The last attempt, on a resume: its data is prepared again as it was.
+        folder: Folder where another node has it; None: named by the request.
 
     Raises:
-        ShardyardError: What the data program answered; its class follows the exit code.
+        ShardyardError: The error of the data program; its class follows the exit code.
     """
     return DatasetMetadata(**_run(request, previous=previous, verify=verify, folder=folder))
 
@@ -122,7 +122,7 @@ def _run(
 
 
 def would_prepare(request: Request) -> dict[str, str]:
-    """What ``prepare_data`` would read and write, in words. Looks at nothing."""
+    """Describe what ``prepare_data`` would read and write, without reading the data."""
     data = request.recipe.data
     write = f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}"
     read = ", ".join(entry for _, entry in data.entries)
@@ -137,7 +137,7 @@ def would_prepare(request: Request) -> dict[str, str]:
 
 
 def _validation(data: Data, unit: str) -> str:
-    """What is validated on, in words."""
+    """Describe the data that is validated on."""
     if data.eval_source is not None:
         return "data.eval_source"
     if data.eval_fraction == 0 and unit == "documents":
@@ -176,13 +176,13 @@ class Attempt:
 def resolve_locally(
     request: Request, *, previous: Resolved | None = None, data: DatasetMetadata | None = None
 ) -> tuple[Machine, Resolved]:
-    """Look at this machine, refuse what it cannot do, prepare the data, resolve everything.
+    """Probe this machine, reject what it cannot do, prepare the data, resolve everything.
 
-    In this order: what is wrong is told before anything is tokenised.
+    In this order, errors are reported before anything is tokenised.
 
     Args:
         previous: The last attempt, on a resume.
-        data: A data set that is prepared already; None: prepare it, or find it prepared.
+        data: A dataset that is prepared already; None: prepare it, or find it prepared.
 
     Raises:
         RecipeError: Recipe, machine, model and data do not fit each other or ``previous``.
@@ -221,7 +221,7 @@ def check_storage(attempt: Attempt) -> None:
 
 
 def no_plan() -> str:
-    """What stands where a plan would."""
+    """Return the text shown instead of a plan."""
     return f"no plan: {NO_SHAPE}"
 
 

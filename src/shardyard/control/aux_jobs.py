@@ -1,8 +1,9 @@
-"""Side jobs: submit one, follow it, take its answer.
+"""Submit a side job, follow it and take its answer.
 
-Whoever asks twice gets the same work once. A side job is known in the run's ledger by its label,
-the digest of what was asked: one that lives is followed, also after this command was killed; the
-answer of one that is done is taken, unless it was handed on before; else another is submitted.
+The same request gets the same work once. A side job is known in the run's ledger by its
+label, the digest of what was asked. One that lives is followed, also after this command was
+killed. The answer of one that is done is taken, unless it was handed on before; else
+another is submitted.
 """
 
 import time
@@ -46,7 +47,7 @@ class SideTerms:
 
     @property
     def dry_run(self) -> bool:
-        """Whether nothing is submitted."""
+        """Whether the request is only shown."""
         return self.show is not None
 
 
@@ -59,10 +60,10 @@ class SideJobStoppedError(ShardyardError):
 def side_request(
     run_dir: RunDir, launcher: Launcher, side: SideJob, *, recipe: Recipe
 ) -> LaunchRequest:
-    """What is rendered of a side job of a run. Creates nothing.
+    """Return the request for a run's side job, without creating anything.
 
     Args:
-        recipe: As the nodes are to read it: of a launched run what its newest job was asked.
+        recipe: Recipe as the nodes read it; for a launched run, the one of its newest job.
 
     Raises:
         RequestError: The launcher cannot do it.
@@ -88,18 +89,18 @@ def side_request(
 def run_side_job(
     run_dir: RunDir, launcher: Launcher, request: LaunchRequest, terms: SideTerms
 ) -> dict[str, Any] | None:
-    """Submit a side job or find it, follow it to its end; its progress is shown on stderr.
+    """Submit a side job or find it, follow it to its end; show its progress on stderr.
 
     Args:
-        request: Of ``side_request``.
+        request: Result of ``side_request``.
 
     Returns:
-        What its function answered; None: with ``dry_run`` nothing was submitted.
+        What its function answered; None: with ``dry_run`` no job was submitted.
 
     Raises:
-        ShardyardError: The side job's own error, of the class that its exit code stands for; or it
-            ended without an answer.
-        KeyboardInterrupt: This command was interrupted; the side job goes on.
+        ShardyardError: The side job's own error, of the class for its exit code; or it ended
+            without an answer.
+        KeyboardInterrupt: This command was interrupted; the side job continues.
     """
     assert request.side is not None
     check_trusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
@@ -137,7 +138,7 @@ def find_side_job(run_dir: RunDir, launcher: Launcher, side: SideJob) -> Job | N
 def start_side_job(
     run_dir: RunDir, launcher: Launcher, request: LaunchRequest, terms: SideTerms
 ) -> Job | None:
-    """Show, ask, submit; None: the request was shown alone."""
+    """Show, confirm and submit a request; None: it was only shown."""
     assert request.side is not None
     proposal = Proposal(
         launcher=launcher,

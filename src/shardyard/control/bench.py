@@ -42,7 +42,7 @@ _END_BYTES_OF_DEVICES = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What a person asks of the benchmark."""
+    """Options of a benchmark, as the user gives them."""
 
     collectives: tuple[Collective, ...] = COLLECTIVES
     begin_bytes: int = 8
@@ -53,10 +53,10 @@ class BenchOptions:
     is_pairs: bool = False
 
     def of(self, recipe: Recipe, processes: int) -> NetworkBench:
-        """What nodes are asked that read a recipe and start so many processes each.
+        """Return the benchmark for nodes that read a recipe and start this many processes each.
 
         Raises:
-            RequestError: Nothing of it could be measured there.
+            RequestError: The recipe leaves no collective to measure there.
         """
         ranks = recipe.cluster.nodes * processes
         end = self.end_bytes or _END_BYTES.get(recipe.cluster.device, _END_BYTES_OF_DEVICES)
@@ -94,21 +94,21 @@ class BenchOptions:
 
 @dataclass(kw_only=True)
 class Answers:
-    """What came of it."""
+    """Results of a network benchmark."""
 
     nodes: list[str] = field(default_factory=list)
     ranks: int = 0
     rows: list[CollectiveTiming] = field(default_factory=list)
     pairs: dict[Pair, float] = field(default_factory=dict)
-    """Of each pair of nodes its bus bandwidth, GB/s."""
+    """Bus bandwidth of each pair of nodes, GB/s."""
     traffic: list[dict[str, Any]] = field(default_factory=list)
     network: ObservedNetwork | None = None
-    """None: there is one node, or nobody said."""
+    """Network between the nodes; None: there is one node, or it was not reported."""
     is_done: bool = False
     failure: dict[str, Any] | None = None
 
     def take(self, content: dict[str, Any]) -> None:
-        """One marked line of node 0; a job that was started again begins anew."""
+        """Take one marked line of node 0; a job that was started again clears earlier results."""
         kind = content.pop("bench", None)
         match kind:
             case "ranks":
@@ -140,7 +140,7 @@ class Answers:
 
     @property
     def wrong_values(self) -> int:
-        """Of all collectives."""
+        """Number of wrong values in all collectives."""
         return sum(row.incorrect_values for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Answers:
 def bench_proposal(
     words: Sequence[str], launcher: Launcher, options: BenchOptions, *, is_dry_run: bool = False
 ) -> Proposal:
-    """What would be submitted. Creates nothing.
+    """Return what would be submitted for a benchmark, without creating anything.
 
     Raises:
         RequestError: It cannot be measured there.
@@ -190,7 +190,7 @@ def bench_proposal(
 
 
 def describe_bench(bench: NetworkBench) -> str:
-    """What is measured, in a line."""
+    """Describe what is measured, in a line."""
     if bench.is_pairs:
         return f"pairs of nodes, all-reduces of {format_bytes(bench.end_bytes)}"
     sizes = f"{format_bytes(bench.begin_bytes)} to {format_bytes(bench.end_bytes)}"
@@ -200,14 +200,15 @@ def describe_bench(bench: NetworkBench) -> str:
 def follow_bench(
     job: Job, *, print_line: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> Answers:
-    """Follow the job to its end; what it measured.
+    """Follow the job to its end, and return what it measured.
 
     Args:
-        print_line: Given each line of the tables as it comes; all else that node 0 says is talk.
+        print_line: Called with each line of the tables as it comes; other lines of node 0 are
+            logged.
 
     Raises:
         ShardyardError: It ended without all answers.
-        KeyboardInterrupt: This command was interrupted; the job goes on.
+        KeyboardInterrupt: This command was interrupted; the job continues.
     """
     answers, handle = Answers(), job.run_dir.handle
     try:
@@ -245,13 +246,15 @@ def follow_bench(
 # log and the event of a benchmark of its own.
 
 Words = dict[Variant, tuple[str, ...]]
-"""Of each variant the recipe's words, and what it changes."""
+"""Words of the recipe for each variant, and what it changes."""
 
 
 def words_of(
     variants: Sequence[Variant], words: Sequence[str], launcher: Launcher, options: BenchOptions
 ) -> Words:
-    """What each variant is submitted with; its run is named after it. Creates nothing.
+    """Return the words that each variant is submitted with, without creating anything.
+
+    The run of a variant is named after it.
 
     Raises:
         RequestError: One of them cannot be measured there.
@@ -281,15 +284,15 @@ def proposals_of(
 
 @dataclass(kw_only=True)
 class SideBySide:
-    """What came of all of them."""
+    """Results of all variants."""
 
     measured: dict[Variant, tuple[Job, Answers]] = field(default_factory=dict)
     failures: list[ShardyardError] = field(default_factory=list)
-    """Of those that did not measure all."""
+    """Errors of the variants that were not measured completely."""
 
     @property
     def rates(self) -> transports.Rates:
-        """Of those that were measured."""
+        """Rates of the variants that were measured."""
         rows = {variant.name: answers.rows for variant, (_, answers) in self.measured.items()}
         ranks = {answers.ranks for _, answers in self.measured.values()}
         if len(ranks) > 1:
@@ -350,13 +353,13 @@ def measure_each(
     *,
     print_line: Callable[[str], None],
 ) -> SideBySide:
-    """Submit and follow one job after the other; one that fails does not cost the others' answers.
+    """Submit and follow one job after the other; a failure keeps the others' answers.
 
     Args:
-        print_line: Given each line of the tables as it comes.
+        print_line: Called with each line of the tables as it comes.
 
     Raises:
-        KeyboardInterrupt: This command was interrupted; the job that is followed goes on.
+        KeyboardInterrupt: This command was interrupted; the job that is followed continues.
     """
     side_by_side = SideBySide()
     for variant, words in words_by_variant.items():

@@ -31,11 +31,11 @@ from shardyard.rundir.layout import RunDir
 def packed_code(
     recipe: Recipe, recipe_text: str, run_dir: RunDir, *, is_resume: bool
 ) -> Bundle | None:
-    """What launch.code lists, or None. A resume runs the code that was launched.
+    """Pack what launch.code lists, or return None. A resume runs the code that was launched.
 
     Raises:
-        RequestError: launch.code names nothing, or too much, or what holds credentials.
-        DataError: Of a resume, the code that was launched is missing or damaged.
+        RequestError: launch.code names no files, too much, or files that hold credentials.
+        DataError: The launched code, which a resume needs, is missing or damaged.
     """
     listed = list(recipe.launch.code)
     if not listed:

@@ -1,7 +1,7 @@
-"""What a recipe requests, against the description of the EKS cluster that was made from here.
+"""Check a recipe's requests against the description of the EKS cluster made from here.
 
-Nodes of an autoscaled group may not exist yet, so that the cluster itself cannot say that none will
-ever hold a pod; its folder (``clusters/NAME.REGION``) can.
+Nodes of an autoscaled group may not exist yet, so that the cluster itself cannot say that
+none will ever hold a pod. Its folder (``clusters/NAME.REGION``) can.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from shardyard.launchers.kubernetes.quota_checks import quantity
 from shardyard.launchers.kubernetes.resources import EFA, MIB, demand_of
 
 CLUSTERS = Path("clusters")
-"""Where `shardyard cluster` keeps a folder for each cluster."""
+"""Folder in which `shardyard cluster` keeps a folder for each cluster."""
 
 _SYSTEM_TYPES = {"c5.2xlarge": (8, 16), "m5.8xlarge": (32, 128)}
 """vCPUs and GiB. Source: EC2's instance types."""
@@ -120,7 +120,7 @@ def _of_side_job(
 
 
 def _shortfall(requests: dict[str, str], kind: str) -> str:
-    """What a pod requests beyond what a node of a type can allocate at most; empty: nothing."""
+    """Describe what a pod requests beyond the most that a type of node can allocate; else empty."""
     if kind in _SYSTEM_TYPES:
         cores, gib = _SYSTEM_TYPES[kind]
         memory_mib = gib * 1024

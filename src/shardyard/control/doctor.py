@@ -1,4 +1,4 @@
-"""Is this machine, or what a request would be launched on, fit for a run? Changes nothing."""
+"""Check whether this machine, or the target of a launch, is fit for a run. Changes neither."""
 
 import os
 from collections.abc import Callable, Collection
@@ -71,7 +71,7 @@ def _plugin_warning(text: str) -> Finding:
 
 
 def local_findings(request: Request | None = None) -> list[Finding]:
-    """Of this machine, for a request or for any."""
+    """Check this machine, for a request or for any."""
     if request is None:
         return check_machine(Path("runs"))
     recipe = request.recipe
@@ -108,7 +108,7 @@ def _host_bytes(request: Request) -> int | None:
 
 
 def launcher_findings(request: Request, launcher: Launcher) -> list[Finding]:
-    """Of what a request would be launched on; its services are asked."""
+    """Check the target that a request would be launched on, by asking its services."""
     try:
         proposal = proposal_for(request, launcher)
     except ShardyardError as error:
@@ -127,7 +127,7 @@ def launcher_findings(request: Request, launcher: Launcher) -> list[Finding]:
 def findings_of_a_node(
     request: Request, launcher: Launcher, terms: SideTerms
 ) -> list[Finding] | None:
-    """Of a short job there that looks at the recipe's paths; None: its request was shown alone."""
+    """Check the recipe's paths in a short remote job; None: its request was only shown."""
     try:
         return probe_on(request, launcher, terms)
     except ShardyardError as error:

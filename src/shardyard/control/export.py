@@ -42,12 +42,14 @@ def export_run(
     *,
     progress: Progress = log_progress,
 ) -> dict[str, Any] | None:
-    """Export a checkpoint from where it is; what was written. None: a request was shown alone.
+    """Export a checkpoint from where it is, and return what was written.
+
+    None: a request was only shown.
 
     Args:
         to: A folder, or a place in S3.
         requested: ``step``, ``dtype`` or None, and ``merged``.
-        terms: Of the side job, where only the nodes see the run's files.
+        terms: Terms of the side job, where only the nodes see the run's files.
         progress: Shows how far it is, where an export comes from the nodes.
 
     Raises:
@@ -96,7 +98,7 @@ def export_from(
 
 
 def export_options(requested: dict[str, Any]) -> list[str]:
-    """Of the program that exports, from what was asked."""
+    """Return the options of the program that exports, from what was asked."""
     options = ["--answer", "--step", str(requested["step"])]
     options += ["--dtype", str(requested["dtype"])] if requested["dtype"] else []
     return [*options, "--merged"] if requested["merged"] else options

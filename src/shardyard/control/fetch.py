@@ -1,4 +1,4 @@
-"""What a run made elsewhere, brought into its folder here."""
+"""Bring the files of a remote run into its folder here."""
 
 import json
 import shutil
@@ -45,13 +45,13 @@ _BEGUN = ".recipe.yaml.*"
 
 @dataclass(frozen=True, kw_only=True)
 class FetchResult:
-    """What came of it."""
+    """Result of a fetch."""
 
     to: Path
     steps: tuple[int, ...]
     files: int
     bytes: int
-    """Of what was missing here."""
+    """Bytes of the files that were missing here."""
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def fetch_run(
     *,
     progress: Progress = log_progress,
 ) -> FetchResult | None:
-    """Bring by the shortest way that there is; None: a request was shown alone."""
+    """Bring a run by the shortest way that there is; None: a request was only shown."""
     place = None if via is None else parse_location(via)
     if home.folder is not None:
         if place is not None:
@@ -253,10 +253,10 @@ def fetch_run(
 
 
 def list_local_folder(folder: RunDir, step: str) -> RemoteListing:
-    """What a run's folder that this machine sees holds, the checkpoint of a step verified.
+    """List what a run's folder on this machine holds, with the checkpoint of a step verified.
 
     Raises:
-        ShardyardError: What the listing answered.
+        ShardyardError: The error that the listing answered.
     """
     program = python_program("shardyard.checkpoint.select", str(folder.path))
     with subprocess.Popen(
@@ -267,7 +267,7 @@ def list_local_folder(folder: RunDir, step: str) -> RemoteListing:
 
 
 def _of_complete(complete: FolderDigests, run_dir: RunDir) -> RemoteListing:
-    """What was sent to S3, held to the form of a listing."""
+    """Return a listing of what was sent to S3, checked for its form."""
     run = complete.provenance.get("run")
     if run != run_dir.run_id:
         raise RequestError(

@@ -1,8 +1,8 @@
-"""What happens in an attempt, told to a view as it happens.
+"""Report what happens in an attempt to a view, as it happens.
 
-The command line has a view that draws (cli/progress.py); the one of plain lines is here. Reads
-events.jsonl and metrics.jsonl as they grow, and nothing else, so that it costs the training
-nothing and works for a run that was started elsewhere.
+The command line has a view that draws (cli/progress.py); the view of plain lines is here.
+Only events.jsonl and metrics.jsonl are read, as they grow. That costs the training no time,
+and works for a run that was started elsewhere.
 """
 
 import math
@@ -42,7 +42,7 @@ _PHASES = {
     "draining": "draining",
     "run_finished": "finished",
 }
-"""What a run is busy with after an event of each kind."""
+"""Activity of a run after an event of each kind."""
 
 _BEFORE_THEIR_STEP = ("first_step",)
 _AFTER_ALL_STEPS = ("worker_lost", "worker_hung", "node_lost", "run_finished", "attempt_ended")
@@ -79,7 +79,7 @@ def follow(
 
 
 class Tail:
-    """What was appended to a file of lines since the last look."""
+    """Reader of lines that were appended to a file since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,10 +105,10 @@ class Tail:
 
 
 class View(Protocol):
-    """How a run is shown."""
+    """Interface that shows a run."""
 
     def phase(self, words: str, *, is_logged: bool) -> None:
-        """What the run is busy with now; ``is_logged`` where a line says the same."""
+        """Show the run's current activity; ``is_logged`` where a line says the same."""
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         """A step was done; ``line`` is its line of metrics.jsonl, ``step_s`` what one takes now."""
@@ -123,7 +123,7 @@ class View(Protocol):
         """Something worth a line of its own happened."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the view: no more calls will come."""
 
 
 ViewFactory = Callable[[Resolved], View]
@@ -212,7 +212,7 @@ _GAPS = {
     "to know",
     "lacked_buffers": "it was written before buffers were saved, and lacks",
 }
-"""What an older checkpoint cannot say."""
+"""Limits of an older checkpoint, in words."""
 
 
 def describe_event(event: dict[str, Any]) -> str | None:
@@ -258,7 +258,7 @@ def describe_event(event: dict[str, Any]) -> str | None:
 
 
 def _describe_start(event: dict[str, Any]) -> str | None:
-    """Of a phase, or of a first step that compiled for long."""
+    """Describe the start of a phase, or a first step that compiled for long."""
     if event["kind"] == "phase_started":
         length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
         return f"phase {event['phase']} of {event['phases']}{length}"
@@ -288,7 +288,7 @@ def _describe_profile(event: dict[str, Any]) -> str:
 
 
 def _describe_unsent(event: dict[str, Any]) -> str:
-    """What W&B or MLflow does not take; told by the process that sends to it."""
+    """Describe what W&B or MLflow rejects, reported by the process that sends to it."""
     service = WORDS.get(event["service"], event["service"])
     if not event.get("is_end"):
         return f"{service} takes nothing for now: {event['reason']}"
@@ -310,7 +310,7 @@ def _describe_save(event: dict[str, Any]) -> str:
 
 
 def _describe_begin(event: dict[str, Any]) -> str:
-    """From which step training goes on, and what was passed over for it."""
+    """Describe from which step training continues, and what was skipped for it."""
     is_snapshot = event["kind"] == "snapshot_restored"
     where = f", whose state was in {_memory(event)}" if is_snapshot else ""
     note = f"; {event['note']}" if event.get("note") else ""
@@ -355,8 +355,10 @@ def _describe_device(event: dict[str, Any]) -> str:
 
 
 def describe_straggler(event: dict[str, Any]) -> str:
-    """How long a rank computes, or waits for its samples, beside its peers; or that it is stopped
-    now and then."""
+    """Describe how long a rank computes, or waits for samples, compared with its peers.
+
+    Or describe that it is stopped now and then.
+    """
     who = f"rank {event['rank']} on {event['node']}"
     if event.get("what") == "stopped":
         if event["is_over"]:
@@ -378,7 +380,7 @@ def describe_straggler(event: dict[str, Any]) -> str:
 
 
 def describe_slow_link(event: dict[str, Any]) -> str:
-    """How long a group's collectives take beside those of groups like it."""
+    """Describe the time of a group's collectives compared with those of similar groups."""
     who = f"the link between ranks {span(event['ranks'])} on {', '.join(event['nodes'])}"
     took, peers = (format_seconds(event[key]) for key in ("exchange_s", "peers_s"))
     times = f"their collectives take {took} a step, those of their peers {peers}"
@@ -414,7 +416,7 @@ def _describe_node(event: dict[str, Any]) -> str:
 
 
 def describe_stall(seconds: float, typical_s: float | None) -> str:
-    """How long no step has come, and what one takes else."""
+    """Describe how long no step has come, and how long one usually takes."""
     if not seconds:
         return "steps come again"
     usual = "" if typical_s is None else f" (usual {format_seconds(typical_s)})"
@@ -437,7 +439,7 @@ class LogView:
         unit: str = "token",
     ) -> None:
         """Args:
-        unit: What the speed is told of.
+        unit: Unit in which the speed is reported.
         """
         self._print_line = print_line
         self._unit = unit
@@ -467,7 +469,7 @@ class LogView:
         self._print_line(text)
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """End the view, which holds no resources."""
 
 
 def log_view(resolved: Resolved) -> View:

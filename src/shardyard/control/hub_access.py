@@ -17,13 +17,13 @@ TOKEN = "HF_TOKEN"
 
 _TIMEOUT_S = 3.0
 _WORDS = ("auto", "train")
-"""What data.tokenizer may be beside a folder and a hub name."""
+"""Values of data.tokenizer other than a folder or a hub name."""
 
 
 def access_errors(recipe: Recipe, launcher: Launcher) -> list[str]:
-    """A sentence for each repository that the hub would keep from the nodes; asks the hub.
+    """Return a sentence for each repository that the hub would deny the nodes; asks the hub.
 
-    Where it does not answer nothing is said: what nodes can reach is not known here.
+    A repository without an answer has no sentence: what nodes can reach is not known here.
     """
     if TOKEN in recipe.secrets or _is_logged_in(launcher, launcher.node_paths(recipe)):
         return []

@@ -39,7 +39,7 @@ from shardyard.plugins import installed
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
 BEST = 4
-"""Layouts that are told: the one that is taken, and those ranked next."""
+"""Layouts that are shown: the one that is taken, and those ranked next."""
 
 HERE = "here"
 """The answer that means this machine, by `shardyard train`."""
@@ -47,7 +47,7 @@ HERE = "here"
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is predicted of a draft."""
+    """Prediction for a draft."""
 
     plan: Plan
     preview: PartialResolution
@@ -58,7 +58,7 @@ class Planned:
     search_result: Search | None
     """None: no accelerator, or none whose rates are known."""
     reliefs: tuple[Relief, ...]
-    """What a search may change beside layouts, where nothing fits otherwise."""
+    """Settings that a search may change in addition to layouts, if no layout fits otherwise."""
 
     def of(self, steps: int) -> Plan:
         """The prediction of a run of so many steps."""
@@ -70,7 +70,7 @@ class RecipeDraft:
     """A recipe on its way: what was answered so far."""
 
     file: Path
-    """Where it will be written; the run is named after it."""
+    """File that the recipe will be written to; the run is named after it."""
     probe_machine: Callable[[], Machine] = probe
     """Describes this machine."""
     overrides: tuple[str, ...] = ()
@@ -78,11 +78,11 @@ class RecipeDraft:
     launcher: str | None = None
     """None: this machine."""
     machines: str = ""
-    """As answered: an instance type or a file."""
+    """Machines as answered: an instance type or a file."""
     planned: Planned | None = None
     no_plan_reason: str = ""
     is_generic: bool = False
-    """Whether its model is of no family here, so that nothing can ever be planned."""
+    """Whether its model is of no family here, so that it can never be planned."""
     length: str = ""
     """Why it is so long, where that is no setting."""
 
@@ -106,7 +106,7 @@ class RecipeDraft:
         return draft
 
     def errors(self) -> list[str]:
-        """What has to be mended before it runs there: paths that its nodes cannot have."""
+        """Return problems to fix before it runs there: paths that its nodes cannot have."""
         recipe = self.recipe
         if self.launcher is None:
             return _missing_paths(recipe)
@@ -120,21 +120,21 @@ class InitQuestion:
     """One of the four."""
 
     name: str
-    """Of its option, without dashes."""
+    """Name of its option, without dashes."""
     text: str
     forms: str
-    """What may be answered."""
+    """Accepted forms of the answer."""
     default: str
     """The answer where none is given."""
     take: Callable[[RecipeDraft, str], RecipeDraft]
-    """Hold an answer to the rules, and go on with it."""
+    """Function that checks an answer against the rules and continues the draft with it."""
 
 
 # --- model --------------------------------------------------------------------------------------
 
 
 def with_model(draft: RecipeDraft, answer: str) -> RecipeDraft:
-    """What is trained: a preset, a repository of the hub, or a folder.
+    """Set the model to train: a preset, a repository of the hub, or a folder.
 
     Raises:
         RequestError: There is no such model, or none that can be trained.
@@ -199,7 +199,9 @@ def _model_settings(answer: str) -> tuple[str, ...]:
 
 
 def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
-    """What it learns from: a file, folder, glob or address; whether it is there is told at the end.
+    """Set the data to train on: a file, folder, glob or address.
+
+    Whether it exists is reported at the end.
 
     Raises:
         RequestError: It cannot be read from there.
@@ -222,7 +224,7 @@ PLACE_FORMS = "here, or LAUNCHER NODES x MACHINE such as slurm 2 x p5.48xlarge"
 
 
 def with_location(draft: RecipeDraft, answer: str) -> RecipeDraft:
-    """Where it is trained, planned at once: the settings of the fastest layout that fits.
+    """Set the place of training, planned at once: the settings of the fastest layout that fits.
 
     Raises:
         RequestError: There is no such launcher or machine, or the model does not fit there.
@@ -338,15 +340,15 @@ _COUNT = re.compile(
 )
 _TIMES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _MOST_STEPS = 10**9
-"""Where a search for a time or a price ends: no run is that long."""
+"""Most steps in a search for a time or a price: no run is that long."""
 LENGTH_FORMS = "300 steps, 20B tokens, 2 epochs, a time such as 12h, or a price such as $500"
 
 
 def with_length(draft: RecipeDraft, answer: str) -> RecipeDraft:
-    """How long it is trained: a count; or a time or a price, in as many steps as the plan allows.
+    """Set the length of training: a count, or the steps that a time or price allows by the plan.
 
     Raises:
-        RequestError: It is no length, or a time or a price whose steps cannot be said.
+        RequestError: It is no length, or a time or a price that cannot be converted to steps.
     """
     text = answer.strip()
     if text.startswith("$"):
@@ -376,7 +378,7 @@ def _number(text: str, answer: str, *, times: float = 1) -> float:
 
 
 def _within(draft: RecipeDraft, answer: str, allows: Callable[[Plan], bool]) -> RecipeDraft:
-    """As many steps as the plan allows."""
+    """Set as many steps as the plan allows."""
     planned = draft.planned
     plan = None if planned is None else planned.of(1)
     if planned is None or plan is None or plan.step_s is None:
@@ -407,7 +409,7 @@ def _within(draft: RecipeDraft, answer: str, allows: Callable[[Plan], bool]) -> 
 
 
 def _replanned(draft: RecipeDraft) -> RecipeDraft:
-    """Planned anew, with the length."""
+    """Plan again, with the length."""
     planned = draft.planned
     if planned is None:
         return draft

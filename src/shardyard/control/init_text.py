@@ -16,7 +16,7 @@ _WIDTH = 100
 _ORDER = ("model", "task", "data", "run", "cluster", "parallel", "optim", "memory", "launch")
 
 _SHOWN_AUTOS = ("data.seq_len", "optim.global_batch", "optim.lr", "precision.compute")
-"""What decides most of a training and was not asked."""
+"""Settings that decide most of a training and were not asked."""
 
 TO_FILL_IN = {
     "slurm": (
@@ -36,7 +36,7 @@ TO_FILL_IN = {
         "aws_batch: {queue: gpu}",
     ),
 }
-"""Launcher -> what nobody but the user knows, as lines of the section `launch`, by example."""
+"""Launcher -> values that only the user knows, as lines of the section `launch`, by example."""
 
 
 def text_of(draft: RecipeDraft, *, today: str) -> str:
@@ -128,7 +128,7 @@ def _header(draft: RecipeDraft, today: str) -> list[str]:
 
 
 def open_issues(draft: RecipeDraft) -> list[str]:
-    """What has to be mended before it runs, and what may go wrong."""
+    """List what to fix before it runs, and what may go wrong."""
     return [*draft.errors(), *([] if draft.planned is None else _risks(draft.planned))]
 
 
@@ -207,7 +207,7 @@ def _ranked(candidate: Candidate) -> str:
 
 
 def _autos(draft: RecipeDraft) -> list[str]:
-    """What was not asked and decides much, with its reason."""
+    """List the settings that were not asked and decide much, with their reasons."""
     if draft.planned is None:
         return []
     preview, lines = draft.planned.preview, ["#", "# Left to auto, which becomes:"]

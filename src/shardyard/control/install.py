@@ -26,9 +26,9 @@ from shardyard.rundir.layout import RunDir, new_run_id
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is changed, and the ledger of what was.
+    """Target of an installation, and the ledger of what was changed.
 
-    What is installed belongs to the target, not to a run: its ledger stands beside the runs.
+    Installed parts belong to the target, not to a run: its ledger is next to the runs.
     """
 
     launcher: Installs
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Of the cluster."""
+        """Name of the cluster."""
         return self.launcher.target_name(self.request)
 
     @property
@@ -47,7 +47,7 @@ class Target:
 
 
 def proposal_for(request: Request, launcher: Launcher) -> Proposal:
-    """What a launch would submit now, under a name as long as it would have.
+    """Return what a launch would submit now, under a name as long as the real one.
 
     Raises:
         RequestError: It cannot be launched there.
@@ -60,10 +60,10 @@ def proposal_for(request: Request, launcher: Launcher) -> Proposal:
 
 
 def target_of(request: Request, launcher: Launcher) -> Target:
-    """What a request would be launched on, to be changed.
+    """Return the target that a request would be launched on, for changes.
 
     Raises:
-        RequestError: Nothing can be installed there, or the request cannot be launched there.
+        RequestError: Shardyard cannot install there, or the request cannot be launched there.
     """
     if not isinstance(launcher, Installs):
         raise RequestError(
@@ -80,11 +80,11 @@ def target_of(request: Request, launcher: Launcher) -> Target:
 def missing_on(
     target: Target, watchers: Watchers | None = None, *, is_dry_run: bool = False
 ) -> list[InstallablePart]:
-    """What a target lacks and can be given, in the order of installation.
+    """Return the parts that a target lacks and can be given, in the order of installation.
 
     Args:
-        watchers: What is to watch runs and devices; None: what the recipe needs.
-        is_dry_run: Then a target that cannot be asked is taken for an empty one.
+        watchers: Watchers of runs and devices; None: those that the recipe needs.
+        is_dry_run: Treat a target that cannot be asked as an empty one.
 
     Raises:
         ShardyardError: It cannot be asked, or cannot be given these.
@@ -110,7 +110,7 @@ def missing_on(
 def _part_queries(
     target: Target, watchers: Watchers | None
 ) -> tuple[Callable[[], list[InstallablePart]], Callable[[], list[InstallablePart]]]:
-    """What asks a target for what it lacks, and what says the same of one that has nothing."""
+    """Return functions for the parts that a target lacks, and that an empty one would lack."""
     launcher, request = target.launcher, target.request
     if watchers is None:
         return partial(launcher.missing, request), partial(launcher.needed, request)
@@ -133,7 +133,7 @@ def install(
     """Install parts of ``missing_on``.
 
     Args:
-        agree: Asked before; raises if the answer is no.
+        agree: Called before; raises if the answer is no.
         on_installed: Called after each.
     """
     if parts:
@@ -146,11 +146,11 @@ def install(
 def uninstall(
     target: Target, *, agree: Callable[[str], None] | None, trusts_folder: bool = False
 ) -> list[str]:
-    """Remove what was installed from here, and nothing else; what was removed.
+    """Remove only what was installed from here, and return the names of it.
 
     Args:
-        agree: Asked before; raises if the answer is no. None: nothing is removed, only said.
-        trusts_folder: Also if others may write into the folder of the ledger.
+        agree: Called before; raises if the answer is no. None: the names are only reported.
+        trusts_folder: Continue although others may write into the folder of the ledger.
     """
     check_trusted(target.ledger.path, trusts_folder=trusts_folder)
     names = target.installed

@@ -36,16 +36,16 @@ _EXIT_CODES = {
     JobState.DRAINED: EXIT_DRAINED,
     JobState.CANCELLED: EXIT_DRAINED,
 }
-"""Of jobs whose scheduler keeps none; all others failed."""
+"""Exit codes of jobs whose scheduler keeps none; all others failed."""
 
 
 Which = Literal["training", "side", "any"]
-"""Which job of a run is meant; any: the training, and where there is none the side job."""
+"""Job of a run to find; any: the training, and where there is none the side job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run's newest job, of training or beside it, and who answers for it."""
+    """Newest job of a run, a training or a side job, and its launcher."""
 
     run_dir: RunDir
     submission: Submission
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """As the scheduler shows it."""
+        """Name of the job in the scheduler."""
         return self.submission.name
 
     @property
@@ -74,20 +74,20 @@ class Job:
 
     @property
     def nonce(self) -> str:
-        """What its node 0 marks its lines with; empty for a job of before there was one."""
+        """Mark of the lines of its node 0; empty for a job from before there was one."""
         return self.submission.details.get(NONCE_DETAIL, "")
 
     @property
     def is_side(self) -> bool:
-        """Whether the job is a side job, which trains nothing."""
+        """Whether the job is a side job, which does not train."""
         return SIDE_DETAIL in self.submission.details
 
     def recipe(self) -> Recipe:
-        """What was asked of the job."""
+        """Return the recipe that was asked of the job."""
         return load_recipe([latest_job_recipe(self.run_dir)], of_run=True)
 
     def most_nodes(self) -> int:
-        """How many nodes the job can have."""
+        """Return the largest number of nodes that the job can have."""
         if self.is_side:
             return 1
         recipe = self.recipe()
@@ -95,11 +95,11 @@ class Job:
         return recipe.cluster.nodes if most == "auto" else most
 
     def status(self) -> JobStatus:
-        """What the scheduler says of the job now."""
+        """Return the job's status from the scheduler."""
         return self.launcher.status(self.submission)
 
     def fetch(self) -> None:
-        """Where the nodes' folder is out of reach, add what node 0 has printed to ours."""
+        """Add what node 0 has printed to our folder, if the nodes' folder is out of reach."""
         if not (self.is_side or self.launcher.capabilities.shares_folder):
             lines = self.launcher.logs(self.submission, node=0, follow=False)
             rebuild((line.text for line in lines), self.run_dir.path, nonce=self.nonce)
@@ -142,7 +142,7 @@ class Job:
         self.launcher.cancel(self.submission)
 
     def scale(self, nodes: int) -> "Job":
-        """Let the run go on with another number of nodes; the job that it goes on with.
+        """Continue the run with another number of nodes; return the job that continues it.
 
         Raises:
             RequestError: The job is over, or cannot have so many.
@@ -228,10 +228,10 @@ def find_steered(
     trusts_folder: bool,
     which: Which = "training",
 ) -> Job:
-    """As ``find_launched``, for a verb that ends or changes the job.
+    """Find a job like ``find_launched``, for a verb that ends or changes it.
 
     Raises:
-        AccessError: Somebody else may have decided which job that is.
+        AccessError: Another user may have decided which job that is.
     """
     run_dir = find_run(run, runs_dir)
     check_trusted(run_dir.ledger, trusts_folder=trusts_folder)
@@ -241,7 +241,7 @@ def find_steered(
 def launched_of(
     run_dir: RunDir, launchers: Launchers | None = None, *, which: Which = "training"
 ) -> Job:
-    """As ``find_launched``, of a run that is found."""
+    """Return a job like ``find_launched``, for a run that is found."""
     ledger = Ledger(run_dir.ledger)
     match which:
         case "training":
@@ -285,7 +285,7 @@ def _interrupted(run_dir: RunDir, entries: Sequence[LedgerEntry]) -> str:
 
 
 def reject_bench(run_dir: RunDir) -> None:
-    """Raise if the folder is that of a benchmark, which trains nothing."""
+    """Raise if the folder is that of a benchmark, which does not train."""
     kinds = [entry.details.get(BENCH_DETAIL) for entry in Ledger(run_dir.ledger).jobs()]
     if not any(kinds):
         return
@@ -298,7 +298,7 @@ def reject_bench(run_dir: RunDir) -> None:
 
 
 def fetch_progress(launched: Job) -> None:
-    """Fetch; how far it has come is worth less than what is asked beside: failing is told alone."""
+    """Fetch the progress; a failure only warns, as the caller's own request matters more."""
     try:
         launched.fetch()
     except ShardyardError as error:
@@ -306,7 +306,7 @@ def fetch_progress(launched: Job) -> None:
 
 
 def job_of(run_dir: RunDir, entry: LedgerEntry) -> Submission:
-    """The job that a line of the ledger stands for."""
+    """Return the job that a line of the ledger describes."""
     return Submission(
         launcher=entry.launcher,
         run_id=run_dir.run_id,
@@ -357,7 +357,7 @@ def _damage(recipe: Path) -> str | None:
 
 
 def exit_code_of(status: JobStatus) -> int:
-    """The exit code that stands for how a job ended, by the codes of every verb."""
+    """Return the exit code for how a job ended, by the codes of every verb."""
     if status.exit_code is not None:
         return status.exit_code
     return _EXIT_CODES.get(status.state, 1)
@@ -416,7 +416,7 @@ def wait_until(
     """Ask for the job's status until it is enough, or too much time has passed.
 
     Args:
-        reported_states: States in which each new reason is told.
+        reported_states: States in which each new reason is logged.
 
     Returns:
         The last one, which is not enough if it was given up.
@@ -435,7 +435,9 @@ def wait_until(
 
 
 PLACED_WITHIN_S = 300.0
-"""Of a node that an autoscaler adds; a job that no node can hold waits no longer than that."""
+"""Seconds for an autoscaler to add a node; a job that no node can hold waits no longer than
+that.
+"""
 
 
 def wait_until_placed(
@@ -472,7 +474,7 @@ def wait_until_placed(
 
 
 def _ask(launched: Job, *, sleep: Callable[[float], None]) -> JobStatus:
-    """The job's status; a scheduler that does not answer is asked again for a while."""
+    """Return the job's status; ask a scheduler that does not answer again for a while."""
     for attempt in range(_ASKED_AGAIN):
         try:
             return launched.status()

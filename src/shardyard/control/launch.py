@@ -67,18 +67,18 @@ def launch(
     force: bool = False,
     launchers: Launchers | None = None,
 ) -> Job | list[Job]:
-    """Submit a recipe to a launcher, as `shardyard launch` does; nobody is asked.
+    """Submit a recipe to a launcher, as `shardyard launch` does, without confirmation.
 
-    Plan and price are said through logging (`shardyard`, level INFO).
+    Plan and price are logged (`shardyard`, level INFO).
 
     Args:
         recipe: The path of a YAML file, a dict of sections, or a ``Recipe``. Or a list of these,
-            or of tuples of one with its overrides: a job for each. All of them are looked at before
+            or of tuples of one with its overrides: a job for each. All of them are checked before
             the first is submitted.
         overrides: ``section.key=value``, or more of the recipe; later ones win.
         on: Name of the launcher.
         max_usd: The most each may cost, as ``launch.max_usd``.
-        force: Also what the plan or the price speaks against.
+        force: Submit even if the plan or the price speaks against it.
         launchers: Name -> launcher, in place of all that there are.
 
     Raises:
@@ -114,7 +114,9 @@ def _submit_all(proposals: Sequence[Proposal]) -> list[Job]:
 def proposal_of(
     words: Sequence[Source], launcher: Launcher, *, is_dry_run: bool = False
 ) -> Proposal:
-    """What would be submitted of a recipe, with its plan and price. Creates nothing.
+    """Return what would be submitted for a recipe, with its plan and price.
+
+    Creates no file or job.
 
     Raises:
         RequestError: It cannot be launched there as it is.
@@ -132,7 +134,7 @@ def proposal_of(
 
 
 def _of_data(proposal: Proposal, words: Sequence[str]) -> str:
-    """What is said of the data; where idle accelerators cost nothing, only that it is ready."""
+    """Describe the data; where idle accelerators cost no money, only that it is ready."""
     asked, launcher = proposal.request, proposal.launcher
     found = find_prepared(proposal.run_dir.path.parent, launcher, asked.recipe)
     rate = None if proposal.plan is None else proposal.plan.price.usd_per_hour
@@ -178,7 +180,7 @@ def resume_proposal(
     is_dry_run: bool = False,
     back_to: RollbackTarget | None = None,
 ) -> Proposal:
-    """The next job of a run, where its last one was or elsewhere. Creates nothing.
+    """Return the next job of a run, where its last one was or elsewhere, without creating it.
 
     Raises:
         RequestError: Its last job is not over, or this cannot be changed.

@@ -1,7 +1,7 @@
-"""How a run stands this moment, rank by rank: what `shardyard top` shows.
+"""Current status of a run, rank by rank: the data of `shardyard top`.
 
-Reads the ends of the run's files, so that a look costs the same after a day as after a minute, and
-nothing of the training. What nobody wrote down is None, never 0.
+Only the ends of the run's files are read: a look costs the same after a day as after a
+minute. It takes no time of the training. A value that was never written is None, never 0.
 """
 
 import math
@@ -25,7 +25,7 @@ RECENT_STEPS = 20
 """Whose median is what a step takes now."""
 
 _BEGINS = ("attempt_started", "rendezvous")
-"""After one of these the ranks are known anew."""
+"""Events after which the known ranks are replaced."""
 _TOLD_ONCE = ("model_ready", "first_step")
 _MARKS = (*LOSSES, "straggler", "node_left_out", "device_problem")
 _TELLING = (*_BEGINS, *_TOLD_ONCE, *_MARKS, "resized")
@@ -40,18 +40,18 @@ class RankRow:
     local_rank: int
     pid: int | None
     step: int | None = None
-    """That it has done, by its node's telemetry."""
+    """Last step that it has done, by its node's telemetry."""
     step_s: float | None = None
-    """Of that one."""
+    """Seconds of that step."""
     waits: float | None = None
     """Share of it in which it did not compute: in collectives, or for data."""
     memory_bytes: int | None
-    """In use now, by telemetry; without it what the start told, at its fullest."""
+    """Bytes in use now, by telemetry; without it, the peak that the start reported."""
     utilisation: float | None = None
-    """Of its device: share of the time in which any kernel ran."""
+    """Share of the time in which its device ran any kernel."""
     power_w: float | None = None
     mark: str
-    """What is wrong with it; empty: nothing is known to be."""
+    """Problem of the process; empty: none is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,11 @@ class NodeRow:
     node: str
     ranks: tuple[RankRow, ...]
     mark: str
-    """What is wrong with the node itself."""
+    """Problem of the node itself."""
 
     @property
     def marks(self) -> str:
-        """Of the node and of its ranks."""
+        """Problems of the node and of its ranks."""
         own = [self.mark] if self.mark else []
         return "; ".join([*own, *(f"rank {r.rank}: {r.mark}" for r in self.ranks if r.mark)])
 
@@ -76,7 +76,7 @@ class Board:
 
     state: RunState
     unit: str
-    """What is counted: token, or image."""
+    """Unit that is counted: token, or image."""
     last_step: int | None
     """At which the run ends."""
     world_size: int | None
@@ -87,7 +87,7 @@ class Board:
     tokens_per_s: float | None
     mfu: float | None
     eval_loss: float | None
-    """Of the newest evaluation."""
+    """Loss of the newest evaluation."""
     spent: Spending | None
     nodes: tuple[NodeRow, ...]
 
@@ -159,7 +159,7 @@ def _samples(run: RunDir, attempt: int) -> dict[str, TelemetrySample]:
 def _nodes(
     events: Sequence[Line], state: RunState, samples: Mapping[str, TelemetrySample]
 ) -> list[NodeRow]:
-    """Those that met last, in the order of their ranks; and those that are left out."""
+    """Return the nodes of the last rendezvous, in the order of their ranks, and excluded nodes."""
     workers = [worker for event in events for worker in event.get("workers") or ()]
     met = {worker["rank"]: worker for worker in workers if type(worker.get("rank")) is int}
     memory, marks = _memory(events), _rank_marks(events)
@@ -187,7 +187,7 @@ def _nodes(
 
 
 def _measured(row: RankRow, sample: TelemetrySample) -> RankRow:
-    """A rank with what its node's telemetry told last."""
+    """Return a rank with the last values of its node's telemetry."""
 
     def of(numbers: Mapping[str, Sequence[float | None]], name: str) -> float | None:
         values = numbers.get(name, ())
@@ -217,7 +217,7 @@ def _memory(events: Sequence[Line]) -> dict[int, int]:
 
 
 def _rank_marks(events: Sequence[Line]) -> dict[int, str]:
-    """What was said of a rank last; a straggler that is none any more has no mark."""
+    """Return the last problem of each rank; a straggler that has recovered has no mark."""
     marks: dict[int, str] = {}
     for event in events:
         rank, kind = event.get("rank"), event["kind"]

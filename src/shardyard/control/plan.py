@@ -1,4 +1,4 @@
-"""What a recipe will take: memory, speed, price, failures; the best layouts; other machines."""
+"""Plan of a recipe: memory, speed, price, failures; the best layouts; other machines."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +51,7 @@ class Prediction:
     plan: Plan
     """Memory, speed, price and failures, each number with its reason."""
     requested: Parallel
-    """What the recipe says of the axes; much of it may be open."""
+    """Axes as the recipe gives them; many may be open."""
     steps_reason: str
     workload: Work
     search: Search | None
@@ -59,28 +59,28 @@ class Prediction:
     offers: ClusterQuotes | None
     """Other machines, where they were asked for."""
     dry_run: DryRun | None
-    """What the real model allocates on no device, where that was asked for."""
+    """Allocations of the real model on no device, where they were asked for."""
     cluster: ClusterHardware | None
     assumed: str | None
     """The instance of the plan where the recipe names no machines: of the offer that was picked,
     else of the one that comes nearest to what was asked."""
     samples_factor: float | None
-    """How many more samples the batch needs than a small one, of a critical batch."""
+    """Factor of samples that the batch needs compared with a small one, by a critical batch."""
     day_prices: tuple[LivePrice, ...] = ()
-    """What a node costs today, rented in each way; none: AWS was not asked."""
+    """Price of a node today for each way to rent it; empty: AWS was not asked."""
     reliefs: tuple[Relief, ...] = ()
-    """What a search may change beside layouts, where nothing fits otherwise."""
+    """Settings that a search may change in addition to layouts, if no layout fits otherwise."""
     advice: Advice | None = None
-    """What each lever and technique would do, and who is which rank, where details are wanted."""
+    """Effect of each lever and technique, and the rank placement, where details are wanted."""
 
     def enough(self) -> tuple[int, Candidate] | None:
-        """Where nothing fits: nodes on which something does, and what."""
+        """Return a number of nodes on which a layout fits, and that layout, if none fits here."""
         if self.cluster is None or self.search is None or self.search.fits:
             return None
         return nodes_that_fit(self.workload, self.cluster, reliefs=self.reliefs)
 
     def to_json(self) -> dict[str, Any]:
-        """What `shardyard plan --json` prints."""
+        """Return the content that `shardyard plan --json` prints."""
         content: dict[str, Any] = {**self.plan.to_json(), "steps_reason": self.steps_reason}
         if self.samples_factor is not None:
             content["samples_factor"] = self.samples_factor
@@ -158,7 +158,8 @@ def predict(
 ) -> Prediction:
     """Predict memory, speed, price and failures of a recipe, before anything is rented.
 
-    For the machines of ``cluster.instance`` or ``cluster.file``, else for this one. Needs no data.
+    The machines are those of ``cluster.instance`` or ``cluster.file``, else this one. No data
+    is needed.
 
     Args:
         recipe: The path of a YAML file, a dict of sections, or a ``Recipe``; or several of them.
@@ -166,17 +167,17 @@ def predict(
         layouts: How many of the best layouts are looked for; 0: none.
         calibrate: Measured tables of collectives, step profiles, folders of runs.
         dry_run_model: Also build and step the real model on no device, in a process of its own.
-        told: Is told of each phase of that; None: nobody is.
+        told: Called with each phase of that; None: not called.
         details: Also plan each lever and technique (``Prediction.advice``); takes about a second.
         with_offers: Also compare all instance types; as a deadline or a budget does.
         deadline_s: The cheapest offer within it is looked for.
         budget_usd: The fastest offer within it is looked for.
         critical_batch: Samples a step at which a loss takes twice the fewest samples.
-        prices: The dated table, or AWS is asked for those of today, with the credentials of here.
+        prices: The dated table, or AWS's prices of today, asked with the credentials of here.
 
     Raises:
         RequestError: The recipe is wrong or cannot be planned; every problem is named.
-        AccessError: AWS does not say its prices to these credentials.
+        AccessError: These credentials may not read AWS's prices.
     """
     is_open = with_offers or deadline_s is not None or budget_usd is not None
     sources = sources_of(recipe, overrides)
@@ -270,16 +271,16 @@ def _advice(replanner: Replanner, plan: Plan, cluster: ClusterHardware | None) -
 
 
 def _kind(recipe: Recipe) -> str:
-    """How its nodes are rented."""
+    """Return the purchase option of a recipe's nodes."""
     return (recipe.cluster.capacity or "on-demand").partition(":")[0]
 
 
 def _day_prices(recipe: Recipe, *, is_open: bool) -> tuple[LivePrice, ...]:
-    """What AWS says today of the recipe's machines.
+    """Return AWS's prices of today for the recipe's machines.
 
     Raises:
         RequestError: They are none of AWS's, or not those that are planned.
-        AccessError: AWS does not say it to these credentials.
+        AccessError: These credentials may not read the prices.
     """
     cluster = recipe.cluster
     if is_open or cluster.instance is None or cluster.usd_per_node_hour is not None:
@@ -363,7 +364,7 @@ def _names_machines(arguments: tuple[Source, ...]) -> bool:
 
 
 def _reject_reserved_capacity(capacity: str | None) -> None:
-    """What was reserved is of one instance type, and offers compare all of them.
+    """Reject reserved capacity: it is of one instance type, and offers compare all of them.
 
     Raises:
         RequestError: The recipe names a reservation or a block.

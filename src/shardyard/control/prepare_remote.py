@@ -1,4 +1,4 @@
-"""What `launch` says of the data: ready by a finished `prepare --on`, or what its making costs."""
+"""Status of the data in `launch`: ready by a finished `prepare --on`, or the cost of it."""
 
 import hashlib
 import shlex
@@ -28,7 +28,7 @@ _NOT_OF_TOKENS = {
     "workers", "prefetch_steps", "seq_len", "attend_across_documents", "pack", "too_long",
     "loss_share",
 }  # fmt: skip
-"""Of ``data``: what changes nothing in the prepared files."""
+"""Settings of ``data`` that leave the prepared files unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def find_prepared(parent: Path, launcher: Launcher, recipe: Recipe) -> Prepared 
 
 
 def _data_key(recipe: Recipe) -> tuple[object, ...]:
-    """What two recipes share that need the same files in the same place."""
+    """Return what two recipes share that need the same files in the same place."""
     launch, data = recipe.launch, recipe.data.model_dump(exclude=_NOT_OF_TOKENS)
     pods, region = launch.kubernetes, launch.aws_batch.region
     place = (pods.context, pods.namespace, region, launch.model_extra)
@@ -91,11 +91,11 @@ def data_line(
     nodes: int,
     usd_per_hour: float | None,
 ) -> str:
-    """What is told before a launch is agreed to.
+    """Return the line on the data that is shown before a launch is confirmed.
 
     Args:
         words: The recipe, as it was given to `launch`.
-        usd_per_hour: Of all nodes; None: not known.
+        usd_per_hour: Price of all nodes; None: not known.
     """
     if prepared is not None:
         return (
@@ -122,10 +122,10 @@ def prepare_on(
     """Prepare a request's model and data on a node of a launcher.
 
     Returns:
-        The side job's folder and its answer; None: with ``dry_run`` nothing was submitted.
+        The side job's folder and its answer; None: with ``dry_run`` no job was submitted.
 
     Raises:
-        ShardyardError: What the side job answered, or why it cannot be submitted.
+        ShardyardError: The side job's error, or why it cannot be submitted.
     """
     shares_folder = launcher.capabilities.shares_folder
     preview = request.preview()
@@ -169,10 +169,10 @@ _MARK = "-probe-"
 
 
 def probe_on(request: Request, launcher: Launcher, terms: SideTerms) -> list[Finding] | None:
-    """Send a probe, or find the one that a command before has sent; remove it once it answered.
+    """Send a probe, or find the one that an earlier command sent; remove it once it answered.
 
     Returns:
-        What it found; None: with ``dry_run`` nothing was submitted.
+        What it found; None: with ``dry_run`` no job was submitted.
 
     Raises:
         ShardyardError: It could not be submitted, or ended without an answer.

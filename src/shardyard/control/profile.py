@@ -22,13 +22,13 @@ from shardyard.rundir.state import read_state
 
 _LOOK_S = 0.3
 _ASK_S = 5.0
-"""Between two questions whether the job goes on; a scheduler answers them."""
+"""Seconds between checks that the job continues; a scheduler answers them."""
 _FETCH_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What is asked for."""
+    """Requested steps and ranks of a profile."""
 
     steps: int
     ranks: str
@@ -73,11 +73,11 @@ def check_profilable(home: RunLocation, options: ProfileOptions) -> None:
 def request_profile(
     home: RunLocation, options: ProfileOptions, *, trusts_folder: bool = False
 ) -> str:
-    """Ask for a profile; returns its id.
+    """Ask for a profile, and return its id.
 
     Raises:
-        RequestError: One is asked for already, or the nodes' files cannot be reached from here.
-        AccessError: Somebody else may have decided in which job a command would run.
+        RequestError: One is requested already, or the nodes' files cannot be reached from here.
+        AccessError: Another user may have decided in which job a command would run.
     """
     if home.folder is not None:
         return request_local_profile(home.folder, options)
@@ -114,10 +114,10 @@ def request_profile(
 
 
 def request_local_profile(run_dir: RunDir, options: ProfileOptions) -> str:
-    """Ask for a profile in a folder that this machine sees; returns its id.
+    """Ask for a profile in a folder that this machine sees, and return its id.
 
     Raises:
-        RequestError: The run has no attempt yet, or another profile is asked for.
+        RequestError: The run has no attempt yet, or another profile is requested.
         StorageError: The folder cannot be written.
     """
     attempts = run_dir.attempts()
@@ -171,7 +171,7 @@ def wait(
 
 
 def to_json(profile: ProfileSummary, folder: str) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return the content that ``--json`` prints."""
     return {**profile.to_json(), "folder": folder}
 
 
@@ -208,7 +208,7 @@ def _folder_of(home: RunLocation, profile: ProfileSummary) -> str:
 
 
 def _world_size(home: RunLocation) -> int | None:
-    """How many ranks train; None: nobody has told yet."""
+    """Return the number of ranks that train; None: not reported yet."""
     where = home.run_dir if home.folder is None else home.folder
     events = read_lines_backwards(where.events, with_any=('"world_size"',))
     found = next((event.get("world_size") for event in events if "world_size" in event), None)
@@ -216,7 +216,7 @@ def _world_size(home: RunLocation) -> int | None:
 
 
 def answer_of(run_dir: RunDir, options: ProfileOptions) -> dict[str, Any]:
-    """What a node answers that is asked for its run's profile: one JSON object."""
+    """Return a node's answer to a request for its run's profile: one JSON object."""
     try:
         return {"id": request_local_profile(run_dir, options), **asdict(options)}
     except ShardyardError as error:

@@ -29,7 +29,7 @@ from shardyard.rundir.layout import RunDir
 
 _NAME = re.compile(r"(?P<word>.+)-[0-9a-f]{16}")
 _MANIFESTS = {"manifest.json": {"request", "fingerprint", "splits"}, "mixture.json": {"parts"}}
-"""What each kind of dataset is known by: the file written last, and keys that it has."""
+"""File that marks each kind of dataset: the one written last, with keys that it has."""
 _READERS = "readers.jsonl"
 _BESIDE = {".lock", "pieces", "sources", _READERS, *_MANIFESTS}
 _OF_TOKENIZER = re.compile(r"tokenizer.*\.json|special_tokens_map\.json|chat_template\.jinja")
@@ -98,7 +98,7 @@ def delete(unused: Unused) -> bool:
     """Delete a dataset; False: a training reads it or a command writes it, so it stays.
 
     Raises:
-        StorageError: The file system refused.
+        StorageError: The file system rejected it.
     """
     try:
         lock = os.open(unused.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -121,7 +121,7 @@ def delete(unused: Unused) -> bool:
 
 
 def _has_no_readers(name: str, folder: Path) -> bool:
-    """Whether no training reads a data set, of whatever run.dir; see ``InUse``."""
+    """Return whether no training reads a dataset, in any run.dir; see ``InUse``."""
     try:
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def _runs_in(folder: Path) -> Iterator[RunDir]:
 
 
 def _resolved_text(run: RunDir) -> str:
-    """What the attempts were given, as text: names of datasets are in it, even if it is torn."""
+    """Return what the attempts were given, as text: it names datasets, even if it is torn."""
     return "".join(
         read_plain(path, limit_bytes=MOST_JSON_BYTES).decode(errors="replace")
         for path in sorted(run.path.glob("attempts/*/resolved.json"))

@@ -1,6 +1,7 @@
-"""Which settings a search may add where no layout fits as the recipe is.
+"""Settings that a search may add where no layout fits the recipe as it is.
 
-Only those that the recipe's own check accepts: what a plan prints can be pasted.
+Only settings that the recipe's own check accepts are added: you can paste what a plan
+prints.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,9 @@ _OPEN_AXES = (
     "parallel.strategy=null", "parallel.dp_shard=auto", "parallel.dp_replicate=auto",
     "parallel.zero=3",
 )  # fmt: skip
-"""Weights on the host are gathered block by block; the search looks at zero 3 alone for them."""
+"""Settings for weights on the host, which are gathered block by block: the search looks only
+at zero 3.
+"""
 
 
 def reliefs_of(

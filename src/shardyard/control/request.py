@@ -1,6 +1,6 @@
-"""What a user asks for: recipe files and overrides, loaded, checked, with the model's shape.
+"""Request of a user: recipe files and overrides, loaded, checked, with the model's shape.
 
-The first step of every verb that takes a recipe.
+This is the first step of every verb that takes a recipe.
 """
 
 import os
@@ -81,9 +81,9 @@ class Request:
     not known here, and node 0 of the launch settles it; or a module of the user's own."""
     no_shape_reason: str = ""
     network: ImageNetwork | None = None
-    """What classifies images, where the recipe reads images and it is known here."""
+    """Network that classifies images, where the recipe reads images and it is known here."""
     weight_notes: tuple[str, ...] = ()
-    """What of the model's files is left out, or decides against config.json."""
+    """Sentences on what is left out of the model's files, or overrides config.json."""
 
     @staticmethod
     def read(
@@ -100,8 +100,8 @@ class Request:
         Args:
             arguments: Recipe files, dicts, objects, and ``section.key=value`` overrides, which
                 win over the others, in any order.
-            to_train: Whether what can be planned but not trained yet is refused; else it is
-                said, and goes on.
+            to_train: Whether what can be planned but not trained yet is rejected; else it is
+                noted, and accepted.
             needs_weights: Whether weights that the recipe loads must be there.
             only_looks: Whether the model's files are opened only to learn its shape, and not at
                 all where the recipe says it.
@@ -205,13 +205,13 @@ class Request:
 
     @property
     def generic_sizes(self) -> ModelSizes | None:
-        """What auto follows, of a model of no family; None: it is of one, or does not say."""
+        """Sizes that auto follows for a model of no family; None: it has one, or gives none."""
         if self.model_dir is None or not is_generic(self.recipe):
             return None
         return sizes_of(config_content(str(self.model_dir / "config.json")))
 
     def _chosen(self) -> str:
-        """What auto stands for in a recipe without a plan."""
+        """Return the values of auto in a recipe without a plan, in words."""
         preview = self.preview()
         lines = [
             f"\n  {setting}={value} ({preview.reasons[setting]})"
@@ -223,7 +223,7 @@ class Request:
 
     @property
     def planned_model(self) -> ModelShape | ImageNetwork:
-        """What a plan is made of.
+        """Model that is planned.
 
         Raises:
             RequestError: As ``required_shape``.
@@ -232,7 +232,7 @@ class Request:
 
     @property
     def checkpoint_bytes(self) -> int | None:
-        """One checkpoint on disk; None: of a model that nobody can count without building it."""
+        """Bytes of one checkpoint on disk; None: the model must be built to count them."""
         model = self.network or self.shape
         return None if model is None else checkpoint_bytes(self.recipe, model)
 
@@ -343,7 +343,7 @@ def _on_its_path(recipe: Recipe, folder: Path | None) -> Recipe:
 
 
 def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:
-    """The commit that a run began with, unless another revision is asked for now."""
+    """Return the commit that a run began with, unless another revision is requested now."""
     now, before = recipe.model, previous.recipe.model
     is_same = (now.hub, now.revision) == (before.hub, before.revision)
     return previous.model_commit if is_same else None
@@ -401,7 +401,8 @@ def check_compatibility(
     *,
     is_new: bool = True,
 ) -> None:
-    """As ``Request.check_compatibility``, of a recipe that is resolved as far as it can be.
+    """Reject misfits like ``Request.check_compatibility``, for a recipe resolved as far as it can
+    be.
 
     Raises:
         RecipeError: All that does not fit.

@@ -1,4 +1,4 @@
-"""What W&B and MLflow have not of a run, sent once more: behind `shardyard report RUN --send`."""
+"""Send what W&B and MLflow lack of a run once more: behind `shardyard report RUN --send`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What came of a run whose job is over."""
+"""Result of a run whose job is over."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class Result:
     """The newest durable one. None: none was saved, or it is where only the nodes see it:
     `shardyard fetch` brings it."""
     evaluation: dict[str, Any] | None
-    """Metrics of the last evaluation, by name; None: nothing was held out."""
+    """Metrics of the last evaluation, by name; None: there was no validation split."""
     report: Path
     """A page that opens from disk."""
     summary: Summary

@@ -1,4 +1,4 @@
-"""Going on with a run: what its next attempt or job is, and what speaks against it."""
+"""Continue a run: its next attempt or job, and what speaks against it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,9 @@ def propose_resume(
     is_dry_run: bool,
     back_to: RollbackTarget | None = None,
 ) -> Proposal:
-    """The next job of a run: what its newest one was asked, with overrides. Creates nothing.
+    """Return the next job of a run: what its newest one was asked, with overrides.
+
+    Creates no job.
 
     Args:
         back_to: An earlier step; node 0 looks for its checkpoint where none can be seen here.
@@ -68,7 +70,7 @@ def propose_resume(
 
 
 def check_has_training(run_dir: RunDir) -> None:
-    """Raise if the folder is that of a side job, which has no training to go on with."""
+    """Raise if the folder is that of a side job, which has no training to continue."""
     ledger = Ledger(run_dir.ledger)
     if not ledger.side_jobs() or ledger.jobs() or run_dir.attempts():
         return
@@ -81,7 +83,7 @@ def check_has_training(run_dir: RunDir) -> None:
 
 
 def check_same_run(run_dir: RunDir, requested: Path, recipe: Recipe) -> None:
-    """Raise if overrides name another run or place than the one that goes on."""
+    """Raise if overrides name another run or place than the one that continues."""
     before, now = load_recipe([requested], of_run=True).run, recipe.run
     is_parent = Path(now.dir).expanduser().resolve() == run_dir.path.parent
     given = {
@@ -137,10 +139,10 @@ def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DatasetMetad
 def is_finished(
     run_dir: RunDir, previous: Resolved | None, now: Resolved, *, step: int | None = None
 ) -> bool:
-    """Whether a run has nothing left to do, unless more is asked of it.
+    """Return whether a run has no work left, unless more is requested.
 
     Args:
-        step: Of the checkpoint that it continues from; None: the newest.
+        step: Step of the checkpoint that it continues from; None: the newest.
     """
     done = run_dir.checkpoint_steps()
     if not done:

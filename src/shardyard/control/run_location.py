@@ -1,4 +1,4 @@
-"""Where a run's files are: in a folder that this machine sees, or on the nodes' storage alone."""
+"""Place of a run's files: a folder that this machine sees, or only the nodes' storage."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,13 @@ class RunLocation:
     run_dir: RunDir
     """Here: what the launcher keeps."""
     folder: RunDir | None
-    """Where its files are, as this machine sees it; None: only the nodes see them."""
+    """Folder of its files, as this machine sees it; None: only the nodes see them."""
     launched: Job | None
     """The newest training's job; None: it was trained here."""
 
     @property
     def remote(self) -> tuple[Job, Recipe]:
-        """The job whose nodes alone see the files, and what it was asked."""
+        """Job whose nodes are the only ones to see the files, and its recipe."""
         assert self.folder is None and self.launched is not None
         return self.launched, self.launched.recipe()
 
@@ -57,10 +57,10 @@ def nodes_folder(recipe: Recipe, run_dir: RunDir) -> str:
 
 
 def check_has_checkpoint(launched: Job) -> None:
-    """Raise where no checkpoint can be there yet, before anything is submitted for one.
+    """Raise where no checkpoint can exist yet, before a job is submitted for one.
 
     Raises:
-        RequestError: The run has not saved yet, and goes on.
+        RequestError: The run has not saved yet, and continues.
     """
     state = launched.status().state
     if state.is_over:

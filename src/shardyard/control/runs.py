@@ -1,4 +1,4 @@
-"""The runs in a folder and how they stand, with the jobs of launched ones."""
+"""Runs in a folder and their status, with the jobs of launched ones."""
 
 import queue
 import threading
@@ -35,10 +35,10 @@ from shardyard.rundir.state import RunState, read_state_in_list
 
 
 def strays(launcher: Launcher, overrides: Sequence[str], runs_dir: Path) -> list[SchedulerJob]:
-    """Jobs that are not over and stand in no ledger of a folder of runs.
+    """Return jobs that are not over and are in no ledger of a folder of runs.
 
     Args:
-        overrides: ``launch...=value``: which region, context or namespace is asked.
+        overrides: ``launch...=value``: the region, context or namespace to ask.
 
     Raises:
         RequestError: The launcher gives its jobs no mark.
@@ -74,7 +74,7 @@ class _Question:
 
     launcher: Launcher
     scheduler: str
-    """Who is to answer, in words."""
+    """Launcher, job or group of jobs that should answer, in words."""
     jobs: Sequence[Submission]
 
 
@@ -97,9 +97,9 @@ _Answers = queue.SimpleQueue[_JobAnswer]
 def ask_all(
     jobs: Sequence[tuple[RunDir, LedgerEntry]], launchers: Launchers | None, *, within_s: float
 ) -> dict[str, str]:
-    """Run id -> state of its job, in a word; a job that was not told of in time is left out.
+    """Return run id -> state of its job, in a word; jobs without an answer in time are left out.
 
-    Why there is no answer is said once for each scheduler.
+    The reason for a missing answer is logged once for each scheduler.
     """
     waiting, told = _Waiting(), _Answers()
     asked = [job_of(run_dir, entry) for run_dir, entry in jobs]
@@ -131,10 +131,10 @@ def ask_all(
 def _questions(
     jobs: Sequence[Submission], launchers: Launchers | None, answer_queue: _Answers
 ) -> list[_Question]:
-    """One for each scheduler that tells of many jobs, else one a job, in the order of the jobs.
+    """Return a question for each scheduler that reports many jobs, else one a job, in job order.
 
     Args:
-        answer_queue: Where that there is no such launcher is told, or that it cannot be used.
+        answer_queue: Receives the error if there is no such launcher, or it cannot be used.
     """
     questions: list[_Question] = []
     for name in dict.fromkeys(job.launcher for job in jobs):
@@ -200,11 +200,11 @@ class Run:
 
     run_dir: RunDir
     state: RunState
-    """As its folder tells."""
+    """State by its folder."""
     entry: LedgerEntry | None
     """Its newest job, of a side job where it has no other; None: it was not launched."""
     job_state: str | None
-    """What its launcher says of the job, in a word; None: not asked, or not told in time."""
+    """State of the job by its launcher, in a word; None: not asked, or no answer in time."""
     launchers: Launchers | None = None
 
     @property
@@ -225,7 +225,7 @@ class Run:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `shardyard runs --json` prints of it."""
+        """Return the content that `shardyard runs --json` prints of it."""
         content: dict[str, Any] = json_value(asdict(self.state))
         return {**content, "job": self._job_json()}
 

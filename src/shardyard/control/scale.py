@@ -1,8 +1,8 @@
-"""Another number of nodes for a launched run.
+"""Change the number of nodes of a launched run.
 
-A job that can be resized goes on with them at once. Any other is asked to save and end, and when it
-is over the run is submitted again, as by `shardyard resume`; all that could be refused is looked at
-before.
+A job that can be resized continues with them at once. Any other has to save and end. When
+it is over, the run is submitted again, as by `shardyard resume`; all reasons to reject that
+are checked before.
 """
 
 import time
@@ -25,16 +25,16 @@ _END_SLACK_S = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """What came of it."""
+    """Result of scaling."""
 
     job: Job
-    """The one that the run goes on with."""
+    """Job that the run continues with."""
     status: JobStatus
-    """Of the job that there was."""
+    """Status of the previous job."""
     words: str
-    """What was done; empty where the run was submitted again."""
+    """Description of what was done; empty where the run was submitted again."""
     proposal: Proposal | None = None
-    """What was submitted again."""
+    """Proposal of the run that was submitted again."""
 
 
 def scale(
@@ -45,11 +45,11 @@ def scale(
     dry_run: bool = False,
     agree: Callable[[Proposal], bool] = check_proposal,
 ) -> Scaled | None:
-    """Let a run go on with ``nodes`` nodes.
+    """Let a run continue with ``nodes`` nodes.
 
     Args:
         overrides: ``section.key=value`` of the run that is submitted again.
-        agree: Asked before a job is drained for it; also raises what speaks against it.
+        agree: Called before a job is drained for it; also raises what speaks against it.
 
     Returns:
         None: it was not agreed to.
@@ -67,7 +67,7 @@ def scale(
 
 
 def _resize(job: Job, launcher: Resizer, nodes: int, status: JobStatus, *, dry_run: bool) -> Scaled:
-    """Change the number of nodes of a job that goes on."""
+    """Change the number of nodes of a job that continues."""
     check_node_range(job, nodes)
     if dry_run:
         words = f"{job_words(job)} would be given {nodes} nodes"

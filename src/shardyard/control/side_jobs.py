@@ -1,6 +1,6 @@
-"""Files that only the nodes see, through an idle side job and commands beside it.
+"""Read files that only the nodes see, through an idle side job and commands in it.
 
-The side job `fetch` does nothing but be there. It ends by itself when nobody has read for a while,
+The side job `fetch` only waits. It ends by itself when it has had no reader for a while,
 and is removed at once when all that was wanted is here.
 """
 
@@ -28,7 +28,9 @@ from shardyard.transfer.pod import PodSource
 IDLE_S = 300
 """Without a reader, after which the side job ends by itself."""
 _FIRST_TRIES = 5
-"""Of the first command: a container is said to run a little before it can be entered."""
+"""Tries of the first command: a container is reported to run a little before it can be
+entered.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class RemoteFiles:
         return PodSource(exec=self.source.exec, folder=folder)
 
     def remove(self, folder: str) -> None:
-        """Remove a folder there; its not being removed harms nothing but room."""
+        """Remove a remote folder; a failure costs only room, and is a warning."""
         try:
             for _ in self.source.exec(["rm", "-rf", "--", folder]):
                 pass
@@ -60,12 +62,12 @@ def open_remote_files(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[RemoteFiles | None]:
-    """Let a side job be there whose container sees the run's files; it is removed afterwards.
+    """Provide a side job whose container sees the run's files, and remove it afterwards.
 
     After Ctrl-C and after a lost connection it stays for a while: the same command finds it.
 
     Yields:
-        None: with ``dry_run`` its request was printed alone.
+        None: with ``dry_run`` its request was only printed.
     """
     launcher = trained.launcher
     if not isinstance(launcher, Executor):

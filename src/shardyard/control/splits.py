@@ -4,7 +4,7 @@ from shardyard.config.resolved import DatasetMetadata
 
 
 def split_rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
-    """What the names of files, or data.eval_source, decided: (label, files)."""
+    """List files by split, as their names or data.eval_source decided: (label, files)."""
     found = [(part.name, part.data) for part in metadata.parts] or [("", metadata)]
     return [row for name, each in found for row in _rows(name, each)]
 

@@ -21,13 +21,13 @@ from shardyard.report.study.forecast import row_of
 from shardyard.report.study.rows import Hold, ScalingSeries, SeriesRow
 
 STEPS = 60
-"""Of each size, unless it is said: 6 warm up, and 9 stretches of 6 make an interval."""
+"""Default steps of each size: 6 warm up, and 9 stretches of 6 make an interval."""
 
 THREADS = "OMP_NUM_THREADS"
 """Threads of a process on a CPU."""
 
 _NAME_CHARACTERS = 28
-"""Of a study's id, so that ids of its runs stay within 63 characters."""
+"""Most characters of a study's id, so that ids of its runs stay within 63 characters."""
 
 _MEASURED_LENGTH = (
     "run.tokens=null", "run.samples=null", "run.epochs=null", "run.target=null",
@@ -36,17 +36,17 @@ _MEASURED_LENGTH = (
     "optim.decay_steps=auto",
     "elastic.min_nodes=auto", "elastic.max_nodes=auto", "elastic.leave_out_for=[]",
 )  # fmt: skip
-"""A size is measured over its steps alone, on the nodes that it is named after."""
+"""Settings that measure a size over its steps only, on the nodes that it is named after."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """What a person asks of a study."""
+    """Options of a study, as the user gives them."""
 
     sizes: tuple[int, ...]
     """Numbers of nodes; on this machine, of devices or CPU processes."""
     extrapolated: tuple[int, ...] = ()
-    """Sizes that nobody measures."""
+    """Sizes that are not measured."""
     hold: Hold | None = None
     """None: what the recipe holds."""
     steps: int = STEPS
@@ -66,10 +66,10 @@ class Study:
 
     id: str
     key: str
-    """Of what all sizes share, without which sizes there are: another key is another study."""
+    """Key of what all sizes share, without the list of sizes: another key is another study."""
     folder: Path
     words: tuple[Source, ...]
-    """Of the recipe."""
+    """Words of the recipe."""
     options: StudyOptions
     hold: Hold
     batch: int
@@ -81,11 +81,11 @@ class Study:
     names_machines: bool
     """Whether the recipe says on what: then a speed may be predicted."""
     threads: int | None
-    """Of each process of every size, where they are processes of this machine's CPU."""
+    """Threads of each process at every size, if they are CPU processes of this machine."""
     run_samples: int | None
-    """Of the run that the recipe asks for; None: not known before the data is prepared."""
+    """Samples of the run that the recipe asks for; None: unknown before the data is prepared."""
     run_epochs: float | None
-    """The same in passes over the data, where it is asked so."""
+    """Length of that run in passes over the data, where it is given so."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Study:
         return tuple(sorted(set(self.options.sizes)))
 
     def run_id(self, size: int, number: int = 1) -> str:
-        """Of a size's run, and of the next one where that failed."""
+        """Return the id of a size's run, or of the next one if that failed."""
         again = "" if number == 1 else f"-try{number}"
         return f"{self.id}-n{size}{again}"
 
@@ -110,7 +110,7 @@ class Study:
         return (*self.words, *_size_words(size, is_local=self.is_local, is_cpu=self.is_cpu), *batch)
 
     def measured_words(self, size: int) -> tuple[Source, ...]:
-        """The same for so many steps, and nothing beside them."""
+        """Return the words of a size's run for the measured steps only."""
         steps = self.options.steps
         length = (f"run.steps={steps}", f"checkpoint.every={steps}")
         threads = () if self.threads is None else (f"launch.env.{THREADS}={self.threads}",)
@@ -150,10 +150,10 @@ def study_of(
     options: StudyOptions,
     launcher: Launcher | None,
 ) -> Study:
-    """Settle what is held over all sizes of a run without phases. Creates nothing.
+    """Settle what is held over all sizes of a run without phases, without creating anything.
 
     Args:
-        launcher: Where they run; None: they are planned alone.
+        launcher: Launcher that runs them; None: they are only planned.
 
     Raises:
         RequestError: The recipe is wrong, or cannot be studied as it is.
@@ -217,7 +217,7 @@ def planned_rows(study: Study) -> list[SeriesRow]:
 
 
 def planned_row(prediction: Prediction) -> SeriesRow:
-    """Of one size; what does not fit is no forecast."""
+    """Return the row of one size; a size that does not fit has no forecast."""
     row = row_of(prediction.plan, prediction.workload, prediction.cluster)
     if prediction.plan.fits != "does not fit":
         return row
@@ -233,7 +233,7 @@ def failed_row(study: Study, size: int, reason: str) -> SeriesRow:
 
 
 def add_forecasts(published: ScalingSeries, planned: Sequence[SeriesRow]) -> ScalingSeries:
-    """What somebody published, with what the plan says of the same sizes.
+    """Return published results with the plan of the same sizes.
 
     Raises:
         RequestError: A size of the plan is not in the table.
@@ -284,7 +284,7 @@ def _resolve_recipe(
 
 
 def _threads(recipe: Recipe, largest: int) -> int:
-    """Of a process: as many as the largest size leaves each, so that sizes can be compared."""
+    """Return threads of a process: as many as the largest size leaves each, for fair comparison."""
     given = recipe.launch.env.get(THREADS, "")
     return int(given) if given.isdecimal() and int(given) else max(1, usable_cores() // largest)
 
@@ -302,7 +302,7 @@ def _devices(recipe: Recipe) -> int:
 def _resolve_hold(
     recipe: Recipe, first: Recipe, options: StudyOptions, *, devices: int
 ) -> tuple[Hold, int]:
-    """What is held, and how many samples that is."""
+    """Return the quantity that is held, and its number of samples."""
     given = recipe.optim.batch_per_device
     hold: Hold = options.hold or ("global-batch" if given is None else "batch-per-device")
     if hold == "batch-per-device" and given is not None:
@@ -356,7 +356,7 @@ def _key(request: Request, *, hold: Hold, batch: int, steps: int | None, on: str
 
 
 def check_same_study(study: Study, before: dict[str, Any]) -> None:
-    """Raise if a folder holds another study than the one that is asked for."""
+    """Raise if a folder holds another study than the requested one."""
     is_same = before.get("threads", study.threads) == study.threads
     if before.get("key") == study.key and is_same:
         return

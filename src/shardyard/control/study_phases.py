@@ -53,7 +53,7 @@ class Studies:
 def studies_of(
     words: Sequence[Source], options: StudyOptions, launcher: Launcher | None
 ) -> Studies:
-    """Settle what is held over all sizes, phase by phase. Creates nothing.
+    """Settle what is held over all sizes, phase by phase, without creating anything.
 
     Args:
         launcher: Launcher that runs them; None: they are only planned.

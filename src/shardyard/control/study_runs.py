@@ -1,7 +1,7 @@
-"""The sizes of a study, run one after the other; called again, it goes on where it stood.
+"""Run the sizes of a study, one after the other; a repeated call continues it.
 
-What has been done is read from the folders of the runs and nowhere else, so that a kill at any
-moment loses nothing: a size that is finished is read, one that runs is followed, and only what is
+What has been done is read only from the folders of the runs, so that a kill at any moment
+loses no work. A size that is finished is read, one that runs is followed, and only what is
 missing or failed is submitted.
 """
 
@@ -46,21 +46,21 @@ from shardyard.rundir.layout import RunDir
 from shardyard.units import format_usd
 
 KILLED_UNCOUNTED_S = 60.0
-"""Of a node that is killed, up to the last minute is not counted."""
+"""Seconds of a killed node that may go uncounted: up to the last minute."""
 
 
 @dataclass(kw_only=True)
 class Size:
-    """One size, and how it stands."""
+    """Size of a study, and its status."""
 
     nodes: int
     planned: SeriesRow
     proposal: Proposal | None = None
-    """What would be submitted; None: nothing is to be."""
+    """Proposal that would be submitted; None: no submission is needed."""
     job: Job | None = None
-    """What runs already."""
+    """Job that runs already."""
     row: SeriesRow | None = None
-    """What came of it; None: it is still to be done."""
+    """Result of the size; None: it is still to be done."""
     run_dirs: list[RunDir] = field(default_factory=list)
 
     @property
@@ -85,7 +85,7 @@ class Runs:
 
     @property
     def open(self) -> list[Size]:
-        """Those that are to be submitted."""
+        """Sizes that are to be submitted."""
         return [size for size in self.sizes if size.row is None and size.job is None]
 
     @property
@@ -97,7 +97,7 @@ class Runs:
 
     @property
     def rows(self) -> list[SeriesRow]:
-        """What is known so far; a size that is still to be done is not run."""
+        """Rows known so far; a size that is still to be done has not run."""
         return [
             size.row or replace(size.planned, origin="not run", note="it is still to be done.")
             for size in self.sizes
@@ -109,12 +109,12 @@ class Runs:
         return [row for row in self.rows if row.origin == "failed"]
 
     def spent_usd(self) -> float:
-        """What all runs of this study have cost so far, those that failed too."""
+        """Return the cost of all runs of this study so far, including failed ones."""
         found = [read_spending(run_dir) for run_dir in runs_of(self.study)]
         return sum(spending.usd for spending in found if spending is not None)
 
     def notes(self) -> list[str]:
-        """What the study itself has to say."""
+        """Return the notes of the study itself."""
         done = sum(size.row is not None for size in self.sizes)
         said = [f"{done} of {len(self.sizes)} sizes are done, on {self.launcher.name}."]
         said += [*self.equal_threads(), *self.sharing_cores()]
@@ -122,14 +122,14 @@ class Runs:
         return [*said, f"Its runs have cost {format_usd(spent)}."] if spent else said
 
     def equal_threads(self) -> list[str]:
-        """How many threads a process has, whatever its size; none: no processes of a CPU here."""
+        """Note how many threads each process has at every size; empty: no CPU processes here."""
         threads = self.study.threads
         if threads is None:
             return []
         return [f"Every process of every size has {threads} thread{'s' * (threads > 1)}."]
 
     def sharing_cores(self) -> list[str]:
-        """Which sizes have more CPU processes than this machine has cores; none: nothing."""
+        """Note sizes with more CPU processes than this machine has cores; empty: none."""
         if not (self.study.is_local and self.study.is_cpu):
             return []
         cores = usable_cores()
@@ -144,7 +144,7 @@ class Runs:
         ]
 
     def write(self) -> None:
-        """The folder as it stands."""
+        """Write the folder in its current state."""
         write_study(self.study.folder, self.study.id, [self.study.series(self.rows)], self.notes())
 
 
@@ -162,7 +162,7 @@ def plan_runs(
     study: Study, launcher: Launcher, launchers: Launchers | None, *, max_usd: float | None,
     is_dry_run: bool = False,
 ) -> Runs:  # fmt: skip
-    """How each size stands, and what would be submitted. Creates nothing.
+    """Return the status of each size and what would be submitted, without creating anything.
 
     Raises:
         RequestError: No size can be submitted, or the price is above the limit.
@@ -240,7 +240,7 @@ def _proposal(
 
 
 def _planned(study: Study, nodes: int, proposal: Proposal) -> SeriesRow:
-    """What is planned of a size; a speed alone where its machines are named."""
+    """Return the plan of a size, with a speed only where its machines are named."""
     if study.names_machines and proposal.plan is not None:
         with suppress(RequestError):  # the model may be where only nodes see it
             return planned_row(predict(study.measured_words(nodes), layouts=0))
@@ -305,11 +305,11 @@ def run_sizes(
     print_line: Callable[[str], None] = info,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do what is left, the smallest size first; after each the folder is written anew.
+    """Do what is left, the smallest size first; write the folder again after each.
 
     Raises:
         RequestError: Another command works on this study.
-        KeyboardInterrupt: This command was interrupted; the run that is followed goes on.
+        KeyboardInterrupt: This command was interrupted; the run that is followed continues.
     """
     with _study_lock(runs.study):
         write_json(runs.study.folder / "study.json", runs.study.to_json())
@@ -359,7 +359,10 @@ def _run_size(
 
 
 def _within_limit(runs: Runs, size: Size) -> Proposal | None:
-    """What is submitted now, held to what is left; None, and the size says so: it is not enough."""
+    """Return what is submitted now, within the remaining budget.
+
+    None: the budget is too small, and the size says so.
+    """
     assert size.proposal is not None
     study, launcher = runs.study, runs.launcher
     if runs.max_usd is None:
@@ -413,7 +416,7 @@ def _study_lock(study: Study) -> Iterator[None]:
 
 
 def describe(runs: Runs) -> list[str]:
-    """What would be done, and its price in sum, before it is asked."""
+    """Describe what would be done, and its total price, before the user confirms."""
     lines = []
     for size in runs.sizes:
         if size.row is not None and size.row.origin == "failed":

@@ -1,6 +1,7 @@
-"""From a recipe to a submission: the request, its plan and price, what is refused, the run folder.
+"""Make a submission of a recipe: the request, plan and price, rejections, the run folder.
 
-`launch` and `resume --on` do the same here; what a scheduler needs is the launcher's own affair.
+`launch` and `resume --on` do the same here; what a scheduler needs is the launcher's own
+affair.
 """
 
 import shutil
@@ -53,17 +54,17 @@ Launchers = Mapping[str, Launcher]
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What would be submitted, and what is predicted of it."""
+    """Submission as it would be made, and its prediction."""
 
     launcher: Launcher
     run_dir: RunDir
-    """As this machine sees it."""
+    """Folder of the run as this machine sees it."""
     request: LaunchRequest
     rendered: Rendered
     plan: Plan | None
     no_plan_reason: str
     data: str = ""
-    """What is said of the data; empty: nothing."""
+    """Description of the data; may be empty."""
 
     @property
     def most_usd(self) -> float | None:
@@ -109,7 +110,7 @@ def propose(
     bench: Callable[[Recipe, int], NetworkBench] | None = None,
     back_to: RollbackTarget | None = None,
 ) -> Proposal:
-    """Check a recipe against a launcher, plan it, render it. Creates nothing.
+    """Check a recipe against a launcher, plan it and render it, without creating anything.
 
     Args:
         previous: The last attempt, on a resume, where its folder is in reach.
@@ -198,7 +199,7 @@ def refusals(proposal: Proposal) -> list[str]:
 
 
 def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
-    """The code, the plan's line, the memory's verdict, the price: what is shown before it is asked.
+    """Describe the code, the plan, the memory's verdict and the price, before the user confirms.
 
     Args:
         in_full: Name every file that is sent.
@@ -256,7 +257,7 @@ def submit(proposal: Proposal) -> Submission:
 
     Raises:
         RequestError: The run exists.
-        ShardyardError: The launcher's; what it left stands in the ledger.
+        ShardyardError: The launcher's; what it left is in the ledger.
     """
     ledger = Ledger(proposal.run_dir.ledger)
     with _claimed(proposal, ledger):
@@ -294,7 +295,7 @@ def check_run_is_new(run_dir: RunDir) -> None:
 
 @contextmanager
 def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
-    """Hold the run's folder while submitting; a new one that led to nothing is removed again."""
+    """Hold the run's folder while submitting; remove a new one that led to no job."""
     run_dir, is_resume = proposal.run_dir, proposal.request.is_resume
     is_new, before = not run_dir.path.exists(), ledger.live()
     if not is_resume:
@@ -322,10 +323,10 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
 
 @contextmanager
 def _ledger_lock(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
-    """Hold the ledger: of two who submit one run at the same time, the second is refused.
+    """Hold the ledger: of two who submit one run at the same time, the second is rejected.
 
     Raises:
-        RequestError: Somebody submits it now, or has since it was looked at.
+        RequestError: Another process submits it now, or has since it was looked at.
     """
     with ledger.open() as file:
         if not take_lock(file.fileno()):
@@ -353,7 +354,7 @@ def _submitted_by_another(proposal: Proposal) -> str:
 
 
 def _make(run_dir: RunDir, recipe_text: str) -> None:
-    """The folder with its recipe; of two who launch the same id, one is refused."""
+    """Make the folder with its recipe; of two who launch the same id, one is rejected."""
     try:
         create_text(run_dir.recipe, recipe_text)
     except FileExistsError:
@@ -367,7 +368,7 @@ def _make(run_dir: RunDir, recipe_text: str) -> None:
 
 
 def check_launchable(recipe: Recipe, launcher: Launcher) -> None:
-    """Refuse what a launcher cannot do for any request, of a training or not."""
+    """Reject what a launcher cannot do for any request, of a training or not."""
     name, can = launcher.name, launcher.capabilities
     check_supported(recipe.secrets, can.secrets, launcher=name)
     if can.needs_image and recipe.launch.image is None:
@@ -466,7 +467,7 @@ def _without_our_files(recipe: Recipe) -> Recipe:
 def for_nodes(
     recipe: Recipe, preview: PartialResolution, run_dir: RunDir, *, devices: int | None
 ) -> Recipe:
-    """The recipe that the nodes read: what is asked, and what was settled here.
+    """Return the recipe that the nodes read: the request, and what was settled here.
 
     Args:
         devices: None: no node uses any.

@@ -32,12 +32,12 @@ _ERRORS: dict[int, type[ShardyardError]] = {
 def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Run ``python -m module`` to its end and return its answer.
 
-    SIGTERM is passed on to the program, and so is SIGHUP of a terminal that closes; Ctrl-C reaches
-    it without us, as it reaches every process of the terminal.
+    SIGTERM is passed on to the program, and so is SIGHUP of a terminal that closes. Ctrl-C
+    reaches it without us, as it reaches every process of the terminal.
 
     Raises:
-        ShardyardError: The program's own error, as the class that its exit code stands for; or it
-            died without an answer.
+        ShardyardError: The program's own error, as the class for its exit code; or it died
+            without an answer.
         KeyboardInterrupt: It was interrupted.
     """
     command = python_program(module, *arguments)

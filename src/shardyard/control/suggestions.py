@@ -1,13 +1,15 @@
-"""What could be changed about a recipe: the levers of memory and time, and the techniques of
-splitting a model, each as the settings that it takes.
+"""Suggest changes of a recipe: levers of memory and time, and techniques to split a model.
 
-Which levers: those of torchtune's overview of memory optimisation (packing, compile, chunked loss,
-activation checkpointing and offloading, low-precision optimizer states, gradient accumulation,
-LoRA). Which techniques: those of SageMaker's model parallelism library (sharded data parallelism
-with a hybrid degree, optimizer-state sharding, tensor and expert parallelism, activation
-checkpointing and offloading), and beside them pipelines, context parallelism and 8-bit formats.
+Each suggestion names the settings that it takes.
 
-What they do is asked of the planner (``control/suggestions.py``); nothing is predicted here.
+Which levers: those of torchtune's overview of memory optimisation (packing, compile,
+chunked loss, activation checkpointing and offloading, low-precision optimizer states,
+gradient accumulation, LoRA). Which techniques: those of SageMaker's model parallelism
+library (sharded data parallelism with a hybrid degree, optimizer-state sharding, tensor and
+expert parallelism, activation checkpointing and offloading). Pipelines, context parallelism
+and 8-bit formats are added.
+
+The planner predicts their effects; this module predicts none.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +28,10 @@ from shardyard.planner.plan_diff import IN_USE, Advice, Change, PlanDiff, diff_p
 from shardyard.planner.ranks import RankPlacement
 
 LORA_RANK = 16
-"""That is tried where a recipe has no adapters."""
+"""Rank that is tried where a recipe has no adapters."""
 
 _DEGREES = (1, 2, 4, 8)
-"""Of an axis, that are tried."""
+"""Degrees of an axis that are tried."""
 
 _RECOMPUTE = {
     "none": "all activations are kept",
@@ -63,11 +65,11 @@ class Suggestion:
 
     name: str
     what: str
-    """What is then done, whatever the model."""
+    """Description of what is then done, for any model."""
     choices: tuple[tuple[str, ...], ...] = ()
-    """Settings, as overrides; of several the best one is told."""
+    """Settings, as overrides; of several the best one is reported."""
     needless: str = ""
-    """Why there is nothing to be planned; else empty."""
+    """Reason that there is no change to plan; else empty."""
 
 
 def levers(requested: Recipe, resolved: Recipe) -> Iterator[Suggestion]:
@@ -128,7 +130,7 @@ def recompute(resolved: Recipe) -> Iterator[Suggestion]:
 
 
 def offload(requested: Recipe, resolved: Recipe) -> Iterator[Suggestion]:
-    """What else could wait in host memory."""
+    """Yield what else could wait in host memory."""
     is_open = requested_zero(requested.parallel) is None and resolved.parallel.zero == 3
     for kind, what in _OFFLOAD.items():
         if kind == resolved.memory.offload:
@@ -291,7 +293,7 @@ def _change(
 
 
 def _resolved_settings(recipe: Recipe) -> dict[str, Any]:
-    """What a settled recipe says, whether its layout has a name there or not."""
+    """Return what a settled recipe says, whether its layout has a name there or not."""
     said = recipe.model_dump()
     del said["parallel"]["strategy"]
     return said
@@ -319,7 +321,7 @@ _FITS = ("fits", "unknown", "tight", "does not fit")
 
 
 def _rank(candidate: Replanned) -> tuple[int, float, float]:
-    """What fits first, then what is fastest; of what does not fit, what needs least."""
+    """Return a sort key: what fits first, then the fastest; of what does not fit, the smallest."""
     plan = candidate.plan
     if plan.fits == "does not fit":
         return _FITS.index(plan.fits), plan.device_bytes, 0.0

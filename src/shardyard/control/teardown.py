@@ -1,4 +1,4 @@
-"""What launching created elsewhere, removed again; the ledger names it, nothing is guessed."""
+"""Remove what launching created elsewhere: the ledger names it, without guesses."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from shardyard.rundir.layout import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class TeardownResult:
-    """What a tear-down did, and did not."""
+    """Result of a tear-down: removed and remaining resources."""
 
     removed: list[str]
     foreign: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class TeardownResult:
     left: list[str]
     """Created by this run, and still there."""
     over: list[str] = field(default_factory=list)
-    """Jobs that ended: they cost nothing any more, and the ledger still names them."""
+    """Jobs that ended: they cost no more money, and the ledger still names them."""
     untouched: list[str]
     """Used by this run, but not created by it."""
 
@@ -37,7 +37,7 @@ class TeardownResult:
 def preview_teardown(
     run_dir: RunDir, *, launchers: Launchers | None = None, trusts_folder: bool = False
 ) -> TeardownResult:
-    """What a tear-down would find; schedulers are asked which jobs are over, nothing is changed."""
+    """Return what a tear-down would find. Only asks schedulers which jobs are over."""
     check_trusted(run_dir.ledger, trusts_folder=trusts_folder)
     ledger = Ledger(run_dir.ledger)
     live, ended = ledger.live(), _ended_jobs(run_dir, ledger, launchers)
@@ -87,7 +87,7 @@ def tear_down(
 
 
 def _remove_all(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> Removal:
-    """Ask each job's launcher, the newest job first, side jobs too, until nothing is left."""
+    """Ask each job's launcher, the newest job first, side jobs too, until all is removed."""
     removal = Removal()
     # an interrupted submission has objects and no job: its newest object stands for it
     jobs = [*reversed(ledger.side_jobs()), *reversed(ledger.jobs())]
@@ -144,7 +144,7 @@ def _names_of(entries: Sequence[LedgerEntry]) -> list[str]:
 
 
 def _torn(ledger: Ledger) -> list[str]:
-    """What a line that breaks off at the end of the ledger may have named."""
+    """Describe what a line that breaks off at the end of the ledger may have named."""
     return [
         f"(perhaps) what line {number} of {ledger.path} named. It breaks off, as a power cut "
         "leaves a file: look for the run's jobs with the scheduler's own tools, end them, then "

@@ -113,7 +113,7 @@ def _limited_to(seconds: float | None) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What came of an attempt."""
+    """Result of an attempt."""
 
     run_dir: RunDir
     answer: dict[str, Any]
@@ -128,7 +128,7 @@ class TrainResult:
 
     @property
     def paths(self) -> dict[str, str | None]:
-        """What there is to open."""
+        """Paths of the files to open."""
         latest, report = self.run_dir.latest_checkpoint(), self.run_dir.report_html
         return {
             "checkpoint": None if latest is None else str(latest),
@@ -171,13 +171,13 @@ def first_attempt(request: Request) -> Attempt:
 def next_attempt(
     run_dir: RunDir, overrides: Sequence[str], *, back_to: RollbackTarget | None = None
 ) -> tuple[Attempt, bool]:
-    """The next attempt of a run on this machine, and whether nothing is left to do.
+    """Return the next attempt of a run on this machine, and whether no work is left.
 
     Args:
         back_to: An earlier step to continue from; its checkpoints after that stay as they are.
 
     Raises:
-        RequestError: It cannot go on so, or a process of this machine trains it.
+        RequestError: It cannot continue so, or a process of this machine trains it.
         AccessError: The run is another user's.
     """
     check_writable(run_dir)

@@ -1,7 +1,7 @@
-"""What runs of before measured under the very settings of a plan: of the folders in ``run.dir``.
+"""Measurements of earlier runs in ``run.dir`` with the very settings of a plan.
 
-A run is one of these settings where its model, batch, layout, formats, memory settings and machines
-are the same. What it was trained on, how long and where it was saved may differ.
+A run has these settings where its model, batch, layout, formats, memory settings and
+machines are the same. What it was trained on, how long and where it was saved may differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ _SETTINGS = (
     "cluster.nodes", "cluster.devices", "cluster.device", "cluster.instance", "cluster.file",
 )  # fmt: skip
 _SAID_OTHERWISE = ("parallel.strategy", "model.revision", "model.dir", "model.config")
-"""Of these sections, what changes no speed, or stands in another setting too."""
+"""Settings of these sections that change no speed, or that another setting also says."""
 
 
 class PastRuns:
@@ -53,7 +53,7 @@ class PastRuns:
         self._folder = folder
 
     def of(self, recipe: Recipe) -> RunMeasurement | None:
-        """What the newest run of a settled recipe's kind measured; None: there is none."""
+        """Return what the newest run of a settled recipe's kind measured; None: there is none."""
         wanted = _kind(settings_in(recipe.model_dump(mode="json")))
         for run, kind in self._kinds:
             if kind == wanted and (found := _measured(run)) is not None:
@@ -88,7 +88,7 @@ def _kind_of_run(run: RunDir) -> dict[str, Any] | None:
 
 
 def _kind(settings: dict[str, Any]) -> dict[str, Any]:
-    """What speed and memory hang on, of a recipe's settings as JSON holds them."""
+    """Return the settings that speed and memory depend on, out of settings in JSON form."""
     return {
         name: value
         for name, value in settings.items()
@@ -160,7 +160,7 @@ class Replanned:
     """A recipe with other settings, settled, and its plan."""
 
     settings: tuple[str, ...]
-    """What was changed, as overrides."""
+    """Changed settings, as overrides."""
     recipe: Recipe
     plan: Plan
 

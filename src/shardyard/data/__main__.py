@@ -96,7 +96,7 @@ def _prepare(
 def _write_h5(
     recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None, progress: "Progress"
 ) -> str:
-    """Both splits as BERT's h5 files, beside the prepared data; returns their folder."""
+    """Write both splits as BERT's h5 files, next to the prepared data; return their folder."""
     from shardyard.config.model.source import shape_or_none
     from shardyard.config.model_defaults import seq_len_of
     from shardyard.config.resolved import Resolved

@@ -24,17 +24,19 @@ _FIELDS = ("tokens", "targets", "positions", "segments", "next_sentence_labels")
 
 _AT_ONCE = 256
 _FILE_TOKENS = 2**23
-"""Of a file, which is held in memory before it is written."""
+"""Tokens of a file, which is held in memory before it is written."""
 
 
 def write_splits(
     train: Samples, validation: Samples | None, folder: Path, *, epochs: int, progress: Progress
 ) -> None:
-    """Write what a training of so many epochs sees, and once what is held out; nothing else stays.
+    """Write what a training of so many epochs sees, and once the validation split.
+
+    Files of an earlier call are removed.
 
     Raises:
-        RequestError: h5py is not installed, or samples are no pairs with hidden tokens.
-        StorageError: The file system refused.
+        RequestError: h5py is not installed, or samples are no pairs with masked tokens.
+        StorageError: The file system rejected a write.
     """
     fields = train.micro_batch(range(1), 1).fields
     missing = [name for name in _FIELDS if name not in fields]

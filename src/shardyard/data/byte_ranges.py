@@ -1,4 +1,4 @@
-"""What is read: a file as it was when it was listed, a part of it, and what is found there."""
+"""Units of reading: a file as it was when it was listed, a part of it, and its content."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -45,10 +45,10 @@ class TextSection:
 
     text: str
     begins: bool
-    """Whether the document begins here; if not, it goes on from the section before."""
+    """Whether the document begins here; if not, it continues from the section before."""
     ends: bool
     location: object = field(default="", compare=False, repr=False)
-    """Of its row, for the message that ends the reading."""
+    """Place of its row, for the message that ends the reading."""
 
 
 def escape_text(text: str) -> str:

@@ -1,9 +1,7 @@
-"""Dialogues: from a row to the ids of the text that a model's chat template makes of it, and to
-which of them are learnt.
+"""Turn dialogues into token ids of a chat template's text, and mark those to train on.
 
-What a row may look like is said in ``dialogues.py``, how a template renders in
-``chat_template.py``, where the answers are in ``answers.py``, and what becomes a token in
-``chat_tokens.py``.
+``conversations.py`` describes what a row may look like, ``chat_template.py`` how a template
+renders. This file finds the answers in the text, and which characters become which token.
 """
 
 import json
@@ -89,10 +87,10 @@ class ChatTokens:
         return value
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids, and the characters of the text that each of them stands for.
+        """Return token ids, and the characters of the text that each of them covers.
 
         Args:
-            text: What a template made of hidden values.
+            text: Text that a template made of hidden values.
         """
         if RESERVED.search(text) is None:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -103,7 +101,7 @@ class ChatTokens:
         return encoding.ids, encoding.offsets
 
     def _sign(self, first: int, token: str) -> str:
-        """As long as the token, so that what stands behind it keeps its place."""
+        """Return a sign as long as the token, so that the text behind it keeps its place."""
         return chr(first + self._number[token]) + _FILL[first] * (len(token) - 1)
 
     @cached_property
@@ -138,7 +136,7 @@ class ChatTokens:
 
 
 def alternatives_pattern(words: Sequence[str]) -> re.Pattern[str]:
-    """Matches the longest of some words; nothing, where there are none."""
+    """Return a pattern for the longest of some words; without words, it never matches."""
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -155,7 +153,7 @@ def _merged(pair: str | list[str]) -> str:
 # to the token that ends the turn.
 
 PROBE = "\U0010fffd\U0010fffdanother answer\U0010fffd\U0010fffd"
-"""Stands where an answer would; its ends are in no text (``chat_tokens.RESERVED``)."""
+"""Placeholder for an answer; its ends are in no text (``RESERVED``)."""
 
 Message = Mapping[str, Any]
 
@@ -178,7 +176,9 @@ class _Answer:
     text: str
     start: int
     stop: int
-    """Of what is learnt: behind the token that ends the turn, or what the template has for it."""
+    """End of what is trained on: behind the token that ends the turn, or its substitute in the
+    template.
+    """
     is_marked: bool
     """Whether the template writes anything behind the answer."""
     is_open: bool
@@ -203,8 +203,9 @@ class AnswerFinder:
     def supervised_texts(
         self, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> list[SupervisedText]:
-        """The dialogue as one text, where each answer stands in it as it would be generated; else
-        a text for each answer, which ends with it.
+        """Return the dialogue as one text, where each answer is as it would be generated.
+
+        Else return a text for each answer, which ends with it.
 
         Raises:
             RenderError: The template did not render, or leaves out what is in a message.

@@ -34,8 +34,9 @@ _NAMED_TOKENS = (
 )  # fmt: skip
 
 TODAY = (2024, 7, 26)
-"""What a template takes for today, so that equal dialogues give equal tokens on every day. It is
-the day that Llama 3's own template falls back to."""
+"""Date that a template takes for today, so that equal dialogues give equal tokens on every
+day. It is the day that Llama 3's own template falls back to.
+"""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -88,13 +89,13 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of messages.
+        """Return the text of messages.
 
         Args:
             add_generation_prompt: End with what comes before an answer.
 
         Raises:
-            RenderError: The template refused them, or failed.
+            RenderError: The template rejected them, or failed.
             RequestError: It needs a token that the tokenizer does not name, or takes more steps,
                 time or memory than a template may.
         """
@@ -162,7 +163,7 @@ def _named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose thoughts stand under each name that templates read."""
+    """Return a message with its thoughts under each name that templates read."""
     thoughts = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if thoughts is None:
         return dict(message)

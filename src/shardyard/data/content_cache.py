@@ -1,8 +1,9 @@
-"""Text that was prepared before under other times or another path: found again by its content.
+"""Find text by its content that was prepared before under other times or another path.
 
-A folder is named by sizes and times of its files, as reading a large corpus takes hours. Where
-that finds nothing, but a set is there of as many files with the same sizes, their content is
-compared; beside it then stands that these times mean that content, so it is read once.
+A folder is named by sizes and times of its files, as reading a large corpus takes hours. If
+that finds no folder, but a set is there of as many files with the same sizes, their content
+is compared. A file next to the set then records that these times mean that content, so it
+is read once.
 """
 
 import hashlib
@@ -19,8 +20,9 @@ from shardyard.errors import DataError
 from shardyard.io.files import read_json_object, write_json
 
 SOURCES = "sources"
-"""Beside the manifest, and no part of it: the same text gives the same bytes there. Without a
-suffix, as files of JSON there belong to the tokenizer."""
+"""File next to the manifest, and no part of it: the same text gives the same bytes there.
+Without a suffix, as files of JSON there belong to the tokenizer.
+"""
 
 
 def record_sources(folder: Path, files: Sequence[SourceFile]) -> None:
@@ -39,7 +41,7 @@ def find_equal(
     *,
     on_read_start: Callable[[], None],
 ) -> Path | None:
-    """A prepared set of the same request whose text had the same content, file by file.
+    """Find a prepared set of the same request whose text had the same content, file by file.
 
     Args:
         above: The folder of prepared sets.
@@ -69,7 +71,7 @@ def find_equal(
 
 
 def _listed(files: Sequence[SourceFile], content: Sequence[str]) -> list[list[Any]]:
-    """What the tokens depend on: how a file is read, its size and content, and the order."""
+    """List what the tokens depend on: how a file is read, its size and content, and the order."""
     return [
         [_format_and_split(file), file.size_bytes, digest]
         for file, digest in zip(files, content, strict=True)

@@ -1,7 +1,7 @@
-"""Rows of dialogues, in the shapes that people have, as one: a list of messages.
+"""Turn rows of dialogues, in the shapes that people have, into one: a list of messages.
 
-A shape is known by its keys alone. What is ambiguous, broken or made for another kind of training
-is refused with its place.
+Only its keys decide a shape. What is ambiguous, broken or made for another kind of training
+is rejected with its place.
 """
 
 import json
@@ -19,7 +19,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which people keep what is thought before an answer."""
 
 _KEPT = ("role", "content", *REASONING, "name", "tool_calls", "tool_call_id", "weight")
-"""Of a message; what else it has (ids, times, votes) says nothing to a model."""
+"""Keys of a message that are kept; others (ids, times, votes) are of no use to a model."""
 
 _OTHER_TRAINING = {
     "chosen": "preference tuning (an answer that is better and one that is worse)",
@@ -41,7 +41,7 @@ Messages = list[dict[str, Any]]
 
 
 class _RowError(Exception):
-    """What is wrong with a row, and what to do, without its place."""
+    """Error in a row, and what to do, without its place."""
 
 
 def dialogue_text(row: Any, location: object) -> str:
@@ -78,7 +78,7 @@ def is_target(message: Mapping[str, Any]) -> bool:
 
 
 def words_of(text: str) -> str:
-    """What is said in a dialogue, without who says it: a tokenizer is trained on it."""
+    """Return the words of a dialogue without its speakers, to train a tokenizer on."""
     contents = (message.get("content") or "" for message in parse_json(text)["messages"])
     return "\n".join(contents)
 

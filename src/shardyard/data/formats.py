@@ -1,7 +1,7 @@
-"""How a file becomes documents: one row a format, chosen by the suffix of the file's name.
+"""Formats of files with documents: one row each, chosen by the suffix of the file's name.
 
-A reader gets an open file and the part of it that is its own. It never guesses: what it cannot
-read is refused with file and line. Which files there are is decided in ``sources.py``.
+A reader gets an open file and the part of it that is its own. It never guesses: unreadable
+content is rejected with file and line. ``sources.py`` decides which files there are.
 """
 
 import re
@@ -33,7 +33,7 @@ class Format:
     code: str
     """module:function of its ``Reader``, imported when a file is read."""
     has_keys: bool
-    """Whether it has rows, whose text stands under data.text_key."""
+    """Whether it has rows, whose text is under data.text_key."""
     is_divisible: bool
     """Whether a span may begin and end anywhere; if not, it is the whole file."""
 
@@ -130,7 +130,7 @@ READ_KINDS = "text or source code (.txt, .md, .py and the like), " + ", ".join(
     if name not in ("text", *_TAKEN_ALONE)
     for suffix in format.suffixes
 )
-"""What is read, in words."""
+"""Kinds of files that are read, in words."""
 
 _PART_OF_DUMP = re.compile(r"\.xml-p\d+p\d+(?=\.bz2$)")
 """Wikimedia names the parts of a dump by their pages: ``.xml-p1p41242.bz2``."""
@@ -196,7 +196,7 @@ def format_of(name: str, data_format: str) -> str | None:
 
 
 def kind_of(name: str, format: str) -> Kind:
-    """What a file is, for the split that its name may name."""
+    """Return the kind of a file, for the split that its name may name."""
     if format not in ("text", "documents"):
         return "rows"
     return "code" if PurePath(name).suffix.lower() in _CODE else "text"

@@ -43,7 +43,7 @@ class InUse:
 
 
 def _note_reader(path: Path, run: Path) -> None:
-    """Add a run to those that have read a dataset; nothing where the folder cannot be written."""
+    """Add a run to those that have read a dataset, unless the folder cannot be written."""
     line = json.dumps({"run": str(run.absolute())}).encode() + b"\n"
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -21,19 +21,19 @@ from shardyard.data.order import Positions
 # What one forward and backward pass reads. Shape suffix: B = samples in a micro-batch.
 
 IGNORED = -100
-"""Target where nothing is to be predicted; the default ``ignore_index`` of torch's losses."""
+"""Target where no prediction is made; the default ``ignore_index`` of torch's losses."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass reads: named fields, which a task knows by their names."""
+    """Input of one forward and backward pass: named fields, which a task knows by their names."""
 
     fields: Mapping[str, Tensor]
     """Name -> (B, ...), on the CPU. Of text: tokens, targets and positions, int64."""
     samples_B: Tensor
     """Position of each sample in the stream of samples, int64; -1 for a row of padding."""
     work: int
-    """What went through the model, padding left out: of text, tokens."""
+    """Units that went through the model, without padding: for text, tokens."""
     lengths_B: Tensor | None = None
     """Tokens of each row, int64; padding follows them. None: rows are full."""
 
@@ -50,7 +50,7 @@ class MicroBatch:
         return bool((self.samples_B < 0).all())
 
     def cut(self) -> "MicroBatch":
-        """Its samples without rows of padding; a row stays of what is padding alone."""
+        """Return its samples without rows of padding; a batch of only padding keeps one row."""
         rows = max(1, int((self.samples_B >= 0).sum()))
         if rows == len(self.samples_B):
             return self
@@ -79,14 +79,14 @@ class Samples(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Of the split."""
+        """Number of samples of the split."""
 
     @property
     def limit(self) -> str | None:
         """Why samples come no quicker though they are waited for, in words; None: they do."""
 
     def sample_indices(self, positions: Positions) -> Positions:
-        """Which samples of the split are at these positions of the stream."""
+        """Return the samples of the split at these positions of the stream."""
 
     def micro_batch(self, positions: range, size: int) -> MicroBatch:
         """The samples at these positions, padded with weightless rows to ``size`` rows."""
@@ -139,8 +139,8 @@ class Loader:
         step_samples: Samples in a step.
         start: Position of the stream at which the first step begins.
         end: Position at which the stream ends; a step that begins before it is read whole.
-        steps_at_once: Steps that are read side by side: more where the source has threads of its
-            own, so that they go on with the next where a step has less work left than threads.
+        steps_at_once: Steps that are read side by side: more where the source has threads of
+            its own, which continue with the next step when one has less work left than threads.
         """
         self.wait_s = 0.0
         """Seconds that the last ``next`` waited for data."""

@@ -1,9 +1,9 @@
-"""Samples of several sets in one stream: dealt by weight, in whole numbers in every cycle.
+"""Samples of several sets in one stream, dealt by weight in whole numbers in every cycle.
 
-Position p of the stream is place p % SLOTS of cycle p // SLOTS. Each cycle has a permutation of its
-own, and each set as many of the permuted places as it has slots: its own stream, whose epochs have
-orders of their own, goes on by so many samples a cycle. All follows from p, so that the only state
-is the position.
+Position p of the stream is place p % SLOTS of cycle p // SLOTS. Each cycle has a
+permutation of its own, and each set has as many of the permuted places as it has slots. The
+set's own stream, whose epochs have orders of their own, advances by so many samples a
+cycle. All follows from p, so that the only state is the position.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,14 +22,14 @@ class MixturePart(NamedTuple):
 
     samples: SampleSet
     slots: int
-    """Of each cycle."""
+    """Slots of the set in each cycle."""
 
 
 class MixedStream:
     """Sets of samples in one stream without end. Its epoch is as long as all sets together."""
 
     limit: str | None = None
-    """Of mapped files nobody has met one."""
+    """Limit of the rate, in words; for mapped files none is known."""
 
     def __init__(
         self, parts: Sequence[MixturePart], *, seed: int, prepare: Prepare = identity_prepare
@@ -43,7 +43,7 @@ class MixedStream:
         self.num_samples = sum(self._lengths)
 
     def sample_indices(self, positions: Positions) -> Positions:
-        """Which samples are at these positions, counted through the sets one after the other."""
+        """Return the samples at these positions, counted through the sets one after the other."""
         sets, own = assign_sources(positions, self._slots, seed=self._seed)
         found = np.empty_like(positions)
         for number, length in enumerate(self._lengths):
@@ -71,8 +71,10 @@ class MixedStream:
 
 
 class WithOnes:
-    """Samples with columns that their own set has not: 1 at each token, as of text that is all
-    learnt beside dialogues of which answers are."""
+    """Samples with columns that their own set lacks: 1 at each token.
+
+    This is for text that is trained on as a whole, mixed with dialogues whose answers are.
+    """
 
     def __init__(self, samples: SampleSet, columns: Collection[str]) -> None:
         self._samples = samples
@@ -80,11 +82,11 @@ class WithOnes:
         self.num_samples = samples.num_samples
 
     def sample(self, index: int, epoch: int) -> Sample:
-        """As of ``SampleSet``."""
+        """Return a sample, as ``SampleSet`` does."""
         return self._with_columns(self._samples.sample(index, epoch))
 
     def padding(self) -> Sample:
-        """As of ``SampleSet``."""
+        """Return padding, as ``SampleSet`` does."""
         return self._with_columns(self._samples.padding())
 
     def _with_columns(self, sample: Sample) -> Sample:
@@ -102,12 +104,12 @@ class ConcatenatedSets:
         self.num_samples = int(self._firsts[-1])
 
     def sample(self, index: int, epoch: int) -> Sample:
-        """As of ``SampleSet``."""
+        """Return a sample, as ``SampleSet`` does."""
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return self._sets[number].sample(index - int(self._firsts[number]), epoch)
 
     def padding(self) -> Sample:
-        """As of ``SampleSet``."""
+        """Return padding, as ``SampleSet`` does."""
         return self._sets[0].padding()
 
 
@@ -132,5 +134,5 @@ def assign_sources(
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """Of a set's own order: two that are equal are not read in step."""
+    """Return the seed of a set's own order: two equal sets are not read in step."""
     return mix(mix(seed) + number + 1)

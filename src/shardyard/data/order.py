@@ -86,12 +86,12 @@ def _round_keys(key: int) -> list[int]:
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """What the order of an epoch is keyed by."""
+    """Return the key for the order of an epoch."""
     return mix(mix(seed + GOLDEN) + epoch)
 
 
 def epoch_keys(seed: int, epochs: Positions) -> Keys:
-    """That of each epoch in a list, which names it once for each position."""
+    """Return the key of each epoch in a list that has one entry for each position."""
     passed, which = np.unique(epochs, return_inverse=True)
     keys = np.array([epoch_key(seed, int(epoch)) for epoch in passed], np.uint64)
     return keys[which]

@@ -28,7 +28,7 @@ OF_RECORD, IS_TEXT, SECOND, RANDOM_B = 1, 2, 4, 8
 """Bits of RECORD: a token of a record, and no [SEP] that ends a document; no padding; of segment 1;
 the record's b is no continuation of its a."""
 IGNORED = -100
-"""As ``micro_batch.IGNORED``, which needs torch: workers that prepare data do without."""
+"""Same value as ``micro_batch.IGNORED``; workers that prepare data do not import torch."""
 
 
 def record_text(
@@ -115,7 +115,7 @@ class HiddenRecords:
         return Sample(fields, int(is_text.sum()))
 
     def padding(self) -> Sample:
-        """Tokens 0 of segment 0, with nothing to say of them."""
+        """Return a padding sample: tokens 0 of segment 0, without anything to predict."""
         zeros = np.zeros(self._seq_len, dtype=np.int64)
         fields = {
             "tokens": zeros,

@@ -1,9 +1,9 @@
-"""Prepares a data set: text becomes token shards, once, whatever happens on the way.
+"""Preparation of a dataset: text becomes token shards, once, in spite of interruptions.
 
-The folder is named by a fingerprint of the request, so the same request finds what is there. Work
-is cut into pieces that depend on nothing but the request; finished pieces stay when the process is
-killed. The manifest, written last, is the commit. The result is the same bytes for any number of
-workers and interruptions. docs/design/data.md has the reasons.
+The folder is named by a fingerprint of the request, so the same request finds the same data.
+Work is cut into pieces that depend only on the request; finished pieces stay when the process
+is killed. The manifest, written last, is the commit. The result is the same bytes for any
+number of workers and interruptions. docs/design/data.md has the reasons.
 """
 
 import hashlib
@@ -92,21 +92,21 @@ def prepare(
     folder: Path | None = None,
     is_part: bool = False,
 ) -> DatasetMetadata:
-    """Prepare the data set of one source; returns at once if it is there already.
+    """Prepare the dataset of one source; returns at once if it is there already.
 
     Args:
         model_dir: Folder of the model's own files, where ``data.tokenizer=auto`` looks first.
-        rows: Of the model's table of tokens; None: as many as the tokenizer wants.
-        folder: Where another node has prepared the same; None: named by what is asked for. The
+        rows: Rows of the model's table of tokens; None: as many as the tokenizer wants.
+        folder: Folder where another node has prepared the same; None: named by the request. The
             name depends on the times of the files, which differ between nodes.
-        is_part: Whether others are trained on beside it. What is held out then follows the hashes
-            alone, even where they hold out nothing: equal documents of all are on one side.
+        is_part: Whether other sources are trained on too. The validation split then follows
+            only the hashes, even where they select none: equal documents are on one side.
 
     Raises:
-        RequestError: The source or the tokenizer does not exist, or nothing can be held out.
+        RequestError: The source or the tokenizer does not exist, or no validation text is left.
         SourceError: Text cannot be read.
-        DataError: Text changes meanwhile, or what is there already is damaged.
-        StorageError: The file system refused a write.
+        DataError: Text changes meanwhile, or existing data is damaged.
+        StorageError: The file system rejected a write.
     """
     data = recipe.data
     corpus = find_corpus(recipe)
@@ -143,7 +143,7 @@ def prepare(
 def _folder_of(
     data: Data, request: dict[str, Any], files: Sequence[SourceFile], progress: Progress
 ) -> Path:
-    """Where the data of a request are, or will be."""
+    """Return the folder where the data of a request is or will be."""
     above = Path(data.dir).expanduser().resolve()
     folder = above / f"{source_word(data.source)}-{digest(request)}"
     if folder.exists():
@@ -243,11 +243,11 @@ def request_of(
     *,
     is_part: bool = False,
 ) -> dict[str, Any]:
-    """All that the tokens depend on.
+    """Return all that the tokens depend on.
 
-    Files by name, size and time of change (elsewhere: etag), not by content: reading a large corpus
-    takes hours, and the second call has to return at once. ``equal_content.py`` finds what other
-    times stand for.
+    Files are identified by name, size and time of change (remote: etag), not by content.
+    Reading a large corpus takes hours, and the second call has to return at once.
+    ``equal_content.py`` recognizes equal content with other times.
     """
     listing = [
         [file.path, file.size_bytes, file.version, *_format_in_request(file), *_split_of(file)]
@@ -271,7 +271,7 @@ def request_of(
 
 
 def _format_request(data: Data) -> dict[str, str]:
-    """What is made of the documents; nothing of plain text, as before there was anything else."""
+    """Return how documents are encoded; empty for plain text, as before other formats existed."""
     row = DATA_FORMATS[data.format]
     if row.encoder == PLAIN_TEXT:
         return {}
@@ -292,25 +292,27 @@ def _text_of(data: Data) -> TextOf:
 
 
 def _format_in_request(file: SourceFile) -> list[str]:
-    """Nothing where all versions agree, so that what was prepared before is found again: ``.jsonl``
-    was JSON lines always, and any other file text."""
+    """Return the format of a file; empty where all versions agree, to find older data again.
+
+    ``.jsonl`` was JSON lines always, and any other file text.
+    """
     first_read_as = "jsonl" if file.path.endswith(".jsonl") else "text"
     return [] if file.format == first_read_as else [file.format]
 
 
 def _split_of(file: SourceFile) -> list[str]:
-    """Nothing where hashes decide, as before files could be named."""
+    """Return a file's split; empty where hashes decide, as before files could be named."""
     return [] if file.split is None else [f"split={file.split}"]
 
 
 def _kind_in_request(data: Data) -> dict[str, str]:
-    """Nothing for the kind that there was first, as before."""
+    """Return the tokenizer's kind; empty for the first kind, as in older requests."""
     kind = data.tokenizer_kind
     return {} if kind == Data().tokenizer_kind else {"kind": kind}
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a data set is whole, and nobody cleans up after writing it."""
+    """Return whether a dataset is whole, and no process still cleans up after writing it."""
     return (folder / MANIFEST).exists() and not (folder / SCRATCH).exists()
 
 
@@ -525,7 +527,7 @@ def _entropy(tasks: Sequence[TokenizePiece]) -> float:
 
 
 def _bytes_of(shards: Sequence[dict[str, Any]]) -> int | None:
-    """Of the text of shards; None if a piece was finished before they were counted."""
+    """Return the bytes of the shards' text; None if a piece was finished without counting them."""
     if any("bytes" not in shard for shard in shards):
         return None
     return sum(int(shard["bytes"]) for shard in shards)

@@ -8,11 +8,11 @@ from shardyard.config.schema.data import Data
 from shardyard.errors import SourceError
 
 Records = Sequence[dict[str, Any]]
-"""Of finished pieces (``pieces.py``)."""
+"""Records of finished pieces (``pieces.py``)."""
 
 
 def check_rejected_in(records: Records, data: Data) -> None:
-    """As ``check_rejected``, of finished pieces."""
+    """Apply ``check_rejected`` to the dialogues of finished pieces."""
     rejected, of = _rejected_in(records), _sections_in(records)
     check_rejected(rejected, data, of=of, example=_first(records))
 
@@ -57,6 +57,6 @@ def _first(records: Records) -> str:
 
 
 def rejected_of(records: Records) -> dict[str, int]:
-    """Nothing where no row was rejected, as before any could be."""
+    """Return the counts of rejected rows; empty where no row was, as in older manifests."""
     rejected = _rejected_in(records)
     return {"rejected": rejected, "rejected_of": _sections_in(records)} if rejected else {}

@@ -1,7 +1,7 @@
-"""Samples of a prepared data set in the order of a run.
+"""Samples of a prepared dataset in the order of a run.
 
-What a sample is, is said by a ``SampleSet``, one file each beside this one. A stream puts samples
-in an order and lays them side by side. Shape suffixes in this file:
+A ``SampleSet`` defines samples, in one file each next to this one. A stream puts samples in an
+order and lays them side by side. Shape suffixes in this file:
     B = samples in a micro-batch
     L = tokens in a sample
 """
@@ -24,7 +24,7 @@ from shardyard.data.shards import Tokens, TokenShards
 from shardyard.errors import RequestError
 
 Prepare = Callable[[MicroBatch, Tensor], MicroBatch]
-"""What a task makes of a micro-batch of text, and of the tokens that each of its rows has."""
+"""A task's function of a micro-batch of text and the token count of each of its rows."""
 
 
 def identity_prepare(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
@@ -36,9 +36,9 @@ class Sample(NamedTuple):
     """One sample."""
 
     fields: Mapping[str, npt.NDArray[Any]]
-    """Name -> (L,), or whatever form each sample of the set has; of text int64."""
+    """Arrays by name: (L,), or the form that each sample of the set has; int64 for text."""
     length: int
-    """What goes through the model: of text, tokens, and what follows them is padding."""
+    """Size of the model's input; for text, tokens, and all after them is padding."""
 
 
 class SampleSet(Protocol):
@@ -54,14 +54,14 @@ class SampleSet(Protocol):
         """
 
     def padding(self) -> Sample:
-        """A row that teaches nothing, of the form that samples have; its length is 0."""
+        """Return a row without weight, of the form of samples; its length is 0."""
 
 
 class Stream:
     """One set of samples in an order."""
 
     limit: str | None = None
-    """Of mapped files nobody has met one."""
+    """Words for what limits the rate of reading; None for mapped files, without a known limit."""
 
     def __init__(
         self, samples: SampleSet, *, seed: int | None, prepare: Prepare = identity_prepare
@@ -76,7 +76,7 @@ class Stream:
         self._prepare = prepare
 
     def sample_indices(self, positions: Positions) -> Positions:
-        """Which samples of the split are at these positions of the stream."""
+        """Return the indices of the split's samples at these positions of the stream."""
         if self._seed is None:
             return positions
         return sample_indices(positions, self.num_samples, seed=self._seed)
@@ -155,11 +155,12 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 class WholeDocuments:
-    """The ``SampleSet`` of documents side by side, each for itself: positions begin anew with each,
-    by which attention stays inside of it, and no document predicts the next.
+    """The ``SampleSet`` of documents side by side, each independent of the others.
 
-    A document of T tokens takes T - 1 places, as its last token is only predicted. Fields: tokens,
-    targets and positions (L,); each column (L + 1,), of which all but the first go with targets.
+    Positions restart with each document, by which attention stays inside of it. No document
+    predicts the next. A document of T tokens takes T - 1 places, as its last token is only
+    predicted. Fields: tokens, targets and positions (L,); each column (L + 1,), of which all
+    but the first belong to targets.
     """
 
     def __init__(
@@ -171,11 +172,12 @@ class WholeDocuments:
         columns: Sequence[str] = (),
     ) -> None:
         """Args:
-            too_long: What becomes of documents that do not fit into a sample: cut keeps what does.
-            columns: What is read of what stands beside the tokens.
+            too_long: Treatment of documents that do not fit into a sample: cut keeps the part
+                that fits.
+            columns: Columns to read next to the tokens.
 
         Raises:
-            RequestError: No document is left, or one is too long and that is refused.
+            RequestError: No document is left, or one is too long and the setting rejects it.
             DataError: There is no such column.
         """
         shards.require_columns(columns)
@@ -229,7 +231,7 @@ class WholeDocuments:
         return Sample(fields, at)
 
     def padding(self) -> Sample:
-        """Tokens 0 that predict nothing."""
+        """Return tokens 0 without predictions."""
         fields: dict[str, Tokens] = {
             "tokens": np.zeros(self._seq_len, dtype=np.int64),
             "targets": np.full(self._seq_len, IGNORED, dtype=np.int64),
@@ -240,10 +242,10 @@ class WholeDocuments:
 
 
 def with_samples(metadata: DatasetMetadata, data: Data) -> DatasetMetadata:
-    """What is known of prepared data, with the samples that whole documents make.
+    """Return the facts of prepared data with the samples that whole documents make.
 
     Raises:
-        RequestError: A document is too long and that is refused, or none is left.
+        RequestError: A document is too long and the recipe rejects that, or none is left.
     """
     assert isinstance(data.seq_len, int)  # checked
     sets = {
@@ -287,8 +289,8 @@ class TextWindows:
         columns: Sequence[str] = (),
     ) -> None:
         """Args:
-            columns: What is read of what stands beside the tokens, each a field (L + 1,): without
-                the last it goes with tokens, without the first with targets. Padding is 0.
+            columns: Columns to read next to the tokens, each a field (L + 1,): without the last
+                it belongs to tokens, without the first to targets. Padding is 0.
 
         Raises:
             RequestError: The split is too small for one sample.
@@ -324,7 +326,7 @@ class TextWindows:
         return Sample(fields, length)
 
     def padding(self) -> Sample:
-        """Tokens 0 that predict nothing."""
+        """Return tokens 0 without predictions."""
         fields = {
             "tokens": np.zeros(self._seq_len, dtype=np.int64),
             "targets": np.full(self._seq_len, IGNORED, dtype=np.int64),

@@ -1,20 +1,20 @@
-"""Pairs of texts as samples: ``[CLS] a [SEP] b [SEP]``, where b follows a, or is from elsewhere.
+"""Pairs of texts as samples: ``[CLS] a [SEP] b [SEP]``; b follows a, or is another text.
 
-A text is some sentences of one document. Sample i begins near token i x ``data.seq_len`` of its
-split, at the first sentence there, and takes sentences until they fill it. They are cut in two
-between sentences: a, and the b that follows it. Of half the samples, and where there is one
-sentence alone, b is text from another document instead. One sample in ten is shorter, by a length
-drawn at random, as what a model is used for often is. What is too long loses tokens of the longer
-text, from its beginning or its end at random.
+A text is some sentences of one document. Sample i begins near token i x ``data.seq_len`` of
+its split, at the first sentence there, and takes sentences until they fill it. They are cut in
+two between sentences: a, and the b that follows it. In half the samples, and where there is
+only one sentence, b is text from another document instead. One sample in ten is shorter, by a
+random length, as inputs often are when a model is used. Samples that are too long lose tokens
+of the longer text, from its beginning or its end at random.
 
-Every draw is a function of (seed, split, epoch, sample): the same on any ranks, new in each epoch,
-and nothing is kept of it. The code of BERT draws once, when it writes its files, and writes some
-duplicates of the corpus; a, b and the tokens hidden then come again and again.
+Every draw is a function of (seed, split, epoch, sample): the same on any ranks, new in each
+epoch, and never stored. The code of BERT draws once, when it writes its files, and writes some
+duplicates of the corpus; a, b and the hidden tokens then repeat.
 
-Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.2; google-research/bert,
-create_pretraining_data.py. There a document is drawn for b with equal chances; here a token of the
-split is, so that long documents are as frequent among b as they are among a, and b's document
-itself tells nothing. Shape suffix: L = tokens in a sample.
+Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.2;
+google-research/bert, create_pretraining_data.py. There a document is drawn for b with equal
+chances. Here a token of the split is drawn. So long documents are as frequent among b as among
+a, and b's document itself gives no hint. Shape suffix: L = tokens in a sample.
 """
 
 # ruff: noqa: RUF001 - full stops and quotes of many scripts
@@ -51,7 +51,7 @@ from shardyard.errors import RequestError
 SENTENCE = "sentence"
 """Name of the column."""
 WITHIN, BEGINS, NO_SENTENCE = 0, 1, 2
-"""What it says of a token: NO_SENTENCE of those that begin or end a document."""
+"""Values of the column; tokens that begin or end a document have NO_SENTENCE."""
 
 _END = re.compile(
     r"(?<![.!?…؟۔।॥։])[.!?…؟۔।॥։]++[\"'”’»)\]]*+(?=\s)"
@@ -151,7 +151,7 @@ class PairMarks:
 
 
 def pair_marks(folder: Path) -> PairMarks:
-    """Those of a prepared data set.
+    """Return the marks of a prepared dataset.
 
     Raises:
         RequestError: Its tokenizer has none.
@@ -197,7 +197,7 @@ class SentencePairs:
         self._key = mix(mix(seed) + (1 if shards.split == "train" else 2))
 
     def sample(self, index: int, epoch: int) -> Sample:
-        """Pair ``index`` as it is in an epoch: a function of nothing else."""
+        """Return pair ``index`` of an epoch: a function of these two only."""
         of_epoch = _RandomStream(mix(self._key + epoch))
         rng = _RandomStream(mix(of_epoch.key + GOLDEN * (index + 1)))
         begin = index * self._seq_len + of_epoch.randint(self._seq_len)
@@ -212,7 +212,7 @@ class SentencePairs:
         return Sample(fields, length)
 
     def padding(self) -> Sample:
-        """Tokens 0 of segment 0, with nothing to say of them."""
+        """Return a padding sample: tokens 0 of segment 0, without anything to predict."""
         fields = {
             "tokens": np.zeros(self._seq_len, dtype=np.int64),
             "targets": np.full(self._seq_len, IGNORED, dtype=np.int64),
@@ -238,8 +238,11 @@ class SentencePairs:
         return a, self._shards.read(other, stop), RANDOM
 
     def _sentence_near(self, position: int) -> int:
-        """Where the first sentence begins at a position or behind it; behind the end of the split
-        comes its beginning. Within one longer than a sample: the position itself."""
+        """Return the start of the first sentence at or after a position.
+
+        The end of the split is followed by its beginning. Within a sentence longer than a
+        sample, return the position itself.
+        """
         for _ in range(2 + self._shards.num_tokens // self._max_tokens):
             stop = min(position + self._max_tokens, self._shards.num_tokens)
             marks = self._shards.read(position, stop, SENTENCE)
@@ -268,7 +271,7 @@ class SentencePairs:
         return [begin + end for end in ends]
 
     def _start_in_other_document(self, begin: int, rng: "_RandomStream") -> int:
-        """Where a sentence of another document begins."""
+        """Return the start of a sentence of another document."""
         document = self._shards.document_at(begin)
         for _ in range(_TRIES):
             found = self._sentence_near(rng.randint(self._shards.num_tokens))
@@ -304,7 +307,7 @@ def _truncate_pair(
 
 
 def _truncate(text: Tokens, size: int, rng: "_RandomStream") -> Tokens:
-    """So many tokens of a text; each that goes is its first or its last by a coin."""
+    """Return ``size`` tokens of a text; coins decide if its first or last tokens are dropped."""
     if size >= len(text):
         return text
     first = rng.binomial(len(text) - size)
@@ -331,7 +334,7 @@ class _RandomStream:
         return self._bits() * limit >> 64
 
     def binomial(self, coins: int) -> int:
-        """How many of so many coins show heads."""
+        """Return how many of these coins show heads."""
         number = 0
         for left in range(coins, 0, -64):
             number += (self._bits() >> max(0, 64 - left)).bit_count()

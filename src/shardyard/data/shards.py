@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from shardyard.config.resolved import DatasetMetadata
 
 FORMAT_VERSION = 1
-"""Of tokens alone. Also stands in what the folder is named by."""
+"""Format version of tokens without columns; also part of the folder's name."""
 COLUMNS_VERSION = 2
-"""With columns beside the tokens, and a manifest that names them with their types."""
+"""Format version with columns next to the tokens, and their names and types in the manifest."""
 OF_TEXT = (FORMAT_VERSION, COLUMNS_VERSION)
 IMAGES_VERSION = "images-1"
-"""Of pictures, by ``data/images/index.py``; also stands in what the folder is named by."""
+"""Format version of images, by ``data/images/index.py``; also part of the folder's name."""
 MANIFEST = "manifest.json"
 
 Tokens = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def bin_name(shard: str, column: str | None = None) -> str:
-    """File of a shard's tokens, or of a column beside them."""
+    """Return the file name of a shard's tokens, or of a column next to them."""
     return f"{shard}.bin" if column is None else f"{shard}.{column}.bin"
 
 
@@ -49,7 +49,7 @@ def idx_name(shard: str) -> str:
 
 
 class TokenShards:
-    """One split of a prepared data set, mapped into memory: nothing is read before it is asked for.
+    """One split of a prepared dataset, mapped into memory: data is read on access.
 
     Safe to use from several threads.
     """
@@ -58,11 +58,11 @@ class TokenShards:
         """Open ``train`` or ``eval`` after comparing the sizes of its files with the manifest.
 
         Args:
-            vocab_size: Entries of the model's embedding: larger token ids are refused when they
-                are read. None: nobody looks them up.
+            vocab_size: Entries of the model's embedding: larger token ids are rejected on
+                reading. None: they are not checked.
 
         Raises:
-            DataError: The data set is missing, incomplete, or a file has another size.
+            DataError: The dataset is missing, incomplete, or a file has another size.
         """
         manifest = read_manifest(folder)
         shards = manifest["splits"][split]["shards"]
@@ -75,14 +75,14 @@ class TokenShards:
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in shards)], dtype=np.int64)
         self._dtype = np.dtype(manifest["dtype"])
         self.columns: dict[str, str] = manifest.get("columns", {})
-        """Name -> numpy's type of what stands beside the tokens."""
+        """Column name -> numpy type of each column next to the tokens."""
         self._maps: dict[tuple[int, str | None], npt.NDArray[Any]] = {}
         self._documents: dict[int, Tokens] = {}
         names = [bin_name(shard, each) for shard in self._names for each in (None, *self.columns)]
         check_sizes(folder, manifest, [*names, *map(idx_name, self._names)])
 
     def read(self, start: int, stop: int, column: str | None = None) -> Tokens:
-        """Copy of tokens [start, stop) of the split, or of a column beside them.
+        """Return a copy of tokens [start, stop) of the split, or of a column next to them.
 
         Raises:
             DataError: A file is damaged, or a token id is outside the vocabulary.
@@ -107,7 +107,7 @@ class TokenShards:
             )
 
     def document_starts_in(self, start: int, stop: int) -> Tokens:
-        """Where in tokens [start, stop) a document starts, ascending, counted from ``start``."""
+        """Return the document starts in tokens [start, stop), ascending, counted from ``start``."""
         parts = []
         for shard, first, last in self._overlaps(start, stop):
             starts, offset = self._starts_of(shard), int(self._starts[shard])
@@ -126,7 +126,7 @@ class TokenShards:
 
     @property
     def document_starts(self) -> Tokens:
-        """Where in the split its documents start, ascending; 8 bytes of memory a document."""
+        """Return the document starts in the split, ascending; takes 8 bytes of memory per document."""
         return self.document_starts_in(0, self.num_tokens)
 
     def _check_vocabulary(self, tokens: Tokens) -> None:
@@ -200,10 +200,10 @@ def read_manifest(folder: Path, formats: Sequence[int | str] = OF_TEXT) -> dict[
 
 
 def read_metadata(folder: Path) -> "DatasetMetadata":
-    """What a prepared data set holds; compares the sizes of all files with the manifest.
+    """Return the facts of a prepared dataset; compares all file sizes with the manifest.
 
     Raises:
-        DataError: The data set is missing or incomplete, or a file has another size.
+        DataError: The dataset is missing or incomplete, or a file has another size.
     """
     # Not above: a worker that writes shards starts in half the time without all settings.
     from shardyard.config.resolved import DatasetMetadata

@@ -1,8 +1,8 @@
-"""Where text comes from: which files there are, and how they are cut into pieces of equal work.
+"""Source files of text, and how they are cut into pieces of equal work.
 
 A piece is the unit of parallel and resumable work. Cutting needs sizes only: a range of bytes
-stands for what begins in it, so no file is read before its turn and a single huge file is shared
-by all workers. Where files are is said in ``stores/``, how they are read in ``formats.py``.
+represents all that begins in it. No file is read before its turn, and all workers share a
+single huge file. ``stores/`` has the locations of files, ``formats.py`` how they are read.
 """
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
@@ -41,17 +41,17 @@ def list_files(
     own: Collection[Path] = (),
     setting: str = "data.source",
 ) -> list[SourceFile]:
-    """All files of ``data.source`` in a fixed order, none twice.
+    """Return all files of ``data.source`` in a fixed order, none twice.
 
     Args:
         data_format: ``data.format``.
-        own: Folders of ours (prepared data, runs): left out of a folder that they lie in.
+        own: Shardyard's folders (prepared data, runs): left out of a folder that they lie in.
         setting: The setting that names them, for messages.
 
     Raises:
-        RequestError: A place does not exist, nothing was found, or something that was is not read.
+        RequestError: A place does not exist, no file was found, or a found one is not readable.
         SourceError: All files are empty.
-        AccessError: A place elsewhere may not be looked at.
+        AccessError: The rights to look at a remote place are missing.
         CapacityError: It cannot be reached.
     """
     entries = [source] if isinstance(source, str) else list(source)
@@ -118,7 +118,7 @@ def _named_splits(
 
 
 def readers_of(files: Iterable[SourceFile]) -> list[PlugIn]:
-    """What packages add that reads some of the files, each once."""
+    """Return the plug-ins of packages that read some of the files, each once."""
     names = sorted({file.format for file in files} - FORMATS.keys())
     return [found for name in names if (found := plug_in_named("sources", name)) is not None]
 
@@ -142,7 +142,7 @@ def _raise_unsupported(
 
 
 def check_readable(files: Sequence[SourceFile], text_of: TextOf) -> None:
-    """Read the beginning of every file: a wrong key or encoding is told before any work is done.
+    """Read the beginning of every file, to report a wrong key or encoding before any work.
 
     Raises:
         SourceError: Names the first few files whose beginning cannot be read, and why.

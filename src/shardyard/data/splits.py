@@ -34,7 +34,7 @@ class Corpus:
         return tuple(file for file in self.files if file.split == "eval")
 
     def with_file_lists(self, metadata: DatasetMetadata) -> DatasetMetadata:
-        """What was prepared, with the files that its splits come from."""
+        """Return the facts of the prepared data, with the files that its splits come from."""
         return replace(
             metadata,
             validation_files=_first_names(self.validation),

@@ -23,12 +23,12 @@ MOST_STEPS = 5_000_000
 MOST_S = 30.0
 """Processor time of one text."""
 MOST_PARTS = 1_000_000
-"""Of a value that a template builds."""
+"""Most parts of a value that a template builds."""
 MOST_CHARACTERS = 64 * 2**20
 MOST_BYTES = 2**30
 """Memory that a process may take in addition while a template renders."""
 _MOST_BITS = 100_000
-"""Of a whole number."""
+"""Most bits of a whole number."""
 _STEPS_A_LOOK = 64
 _PAGES = Path("/proc/self/statm")
 
@@ -206,7 +206,7 @@ def bounded_memory() -> Iterator[None]:
 
 
 def _address_space_bytes() -> int:
-    """Of this process; 0: not Linux."""
+    """Return the address space of this process in bytes; 0 if this is not Linux."""
     try:
         return int(_PAGES.read_bytes().split()[0]) * resource.getpagesize()
     except OSError:

@@ -1,7 +1,7 @@
-"""What `prepare` makes of a recipe's text: one data set, or one for each source of a mixture.
+"""Text datasets of a recipe, as `prepare` makes them: one, or one per source of a mixture.
 
-The data sets of a mixture's sources stand beside its folder (``mixture_folder.py``), and serve
-other mixtures of the same tokenizer too: of other weights, with other sources.
+The datasets of a mixture's sources are next to its folder (``mixture_folder.py``). Other
+mixtures of the same tokenizer use them too, with other weights or other sources.
 """
 
 import json
@@ -38,7 +38,7 @@ from shardyard.errors import RequestError
 from shardyard.io.files import flush_folder, read_json_object
 
 _READ_TOKENS = 2**24
-"""Of a data set at a time, when tokens are counted."""
+"""Tokens of a dataset that are read at a time to count them."""
 
 
 def prepare_text(
@@ -151,7 +151,10 @@ def _commit(folder: Path, parts: Sequence[SourceMetadata]) -> None:
 
 
 def _entropy(parts: Sequence[SourceMetadata]) -> float:
-    """Of what is predicted of all sources as they are dealt, in nats a token."""
+    """Return the unigram entropy of the predicted tokens of all sources, in nats per token.
+
+    Sources are weighted by their share of the mixture.
+    """
     shares = np.zeros(parts[0].data.vocab_size)
     for part in parts:
         shards = TokenShards(Path(part.data.dir), "train")
@@ -168,7 +171,7 @@ def _entropy(parts: Sequence[SourceMetadata]) -> float:
 
 
 def _combine_metadata(folder: Path, parts: Sequence[SourceMetadata]) -> DatasetMetadata:
-    """What a mixture holds: sums over its sources."""
+    """Return the facts of a mixture: sums over its sources."""
     content = read_json_object(folder / MIXTURE)
     sets = [part.data for part in parts]
 
@@ -179,7 +182,8 @@ def _combine_metadata(folder: Path, parts: Sequence[SourceMetadata]) -> DatasetM
         return None if any(getattr(each, name) is None for each in sets) else total(name)
 
     def trained_tokens(split: str) -> int | None:
-        """Of running text beside dialogues, every token is."""
+        """Sum the learned tokens; in a source of running text next to dialogues, every token
+        counts."""
         found = [getattr(each, f"{split}_learnt") for each in sets]
         if all(number is None for number in found):
             return None

@@ -33,7 +33,7 @@ _CONFIG_FILE = "tokenizer_config.json"
 _MAP_FILE = "special_tokens_map.json"
 _SIDE_FILES = (_CONFIG_FILE, _MAP_FILE, "chat_template.jinja")
 _VOCABULARY = "vocab.txt"
-"""Of BERT's WordPiece: all that older folders have."""
+"""Vocabulary file of BERT's WordPiece; older folders have only this."""
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model")
 _USUAL_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _PART_CHARACTERS = 2**20
@@ -129,18 +129,18 @@ def choose_bos(
     *,
     name: str,
 ) -> str | None:
-    """The token that begins each document, by ``data.bos``; None: none does.
+    """Return the token that begins each document, by ``data.bos``; None: none does.
 
-    auto: what the tokenizer puts before a text, as then its model's own data began so. Its
-    tokenizer.json says what; transformers 5 goes by nothing else. A byte-level BPE trained here
-    puts none: the end of the document before stands there already, as for GPT-2.
+    auto: the token that the tokenizer puts before a text, as then its model's own data began
+    so. Its tokenizer.json says which; transformers 5 uses only that. A byte-level BPE trained
+    here puts none: the end of the preceding document is there already, as for GPT-2.
 
     Args:
         tokenizer: None: one of this kind is trained on the corpus.
-        name: What messages call the tokenizer.
+        name: The tokenizer's name in messages.
 
     Raises:
-        RequestError: One is asked for, and the tokenizer has none, or more than one.
+        RequestError: The setting needs one, and the tokenizer has none, or more than one.
     """
     if setting is False:
         return None
@@ -261,11 +261,11 @@ def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
 
 
 def _contents(*paths: Path) -> TokenizerFiles:
-    """Of those that are there.
+    """Return the contents of those files that exist.
 
     Raises:
         RequestError: One cannot be read, or is a pointer, a broken link or a web page.
-        DataError: One is no JSON.
+        DataError: One is not JSON.
     """
     try:
         for path in paths:
@@ -322,7 +322,7 @@ def train_tokenizer(
 ) -> TokenizerFiles:
     """Train a tokenizer of a kind on texts, which may be read more than once.
 
-    The same texts give the same bytes, whatever the number of threads. A small corpus may give
+    The same texts give the same bytes, for any number of threads. A small corpus may give
     fewer entries than ``vocab_size``.
     """
     match kind:

@@ -1,8 +1,8 @@
-"""WordPiece, BERT's tokenizer: trained on a corpus, or built from a vocabulary file alone.
+"""WordPiece, BERT's tokenizer: trained on a corpus, or built from only a vocabulary file.
 
-Words are cut at spaces and around punctuation; each is the longest pieces of the vocabulary from
-its beginning on, those behind the first marked by ``##``. A word with a character that no piece has
-is the one token [UNK].
+Words are cut at spaces and around punctuation; each is the longest pieces of the vocabulary
+from its beginning on, later ones marked by ``##``. A word with a character that no piece has is
+the one token [UNK].
 
 Source: Devlin et al. 2019, arXiv:1810.04805, section 3, and its code (google-research/bert,
 tokenization.py), which the tokenizers library follows.
@@ -36,11 +36,12 @@ would fill a small one. One of a script with spaces is in it twice: to begin a w
 def train_wordpiece(
     texts: Callable[[], Iterator[str]], *, vocab_size: int, lowercase: bool
 ) -> dict[str, bytes]:
-    """Files of a WordPiece tokenizer trained on texts, which are read twice.
+    """Return files of a WordPiece tokenizer trained on texts, which are read twice.
 
-    The same texts give the same bytes. The library's trainer alone does not: it numbers ``##c`` as
-    a hash table lists words, and ties between pieces go by number (huggingface/tokenizers issue
-    1794). So the characters are counted first, and handed to it in order.
+    The same texts give the same bytes. The library's trainer by itself does not guarantee that.
+    It numbers ``##c`` as a hash table lists words, and ties between pieces go by number
+    (huggingface/tokenizers issue 1794). So the characters are counted first, and handed to it
+    in order.
 
     Args:
         texts: Gives the same texts at every call.
@@ -101,7 +102,10 @@ def _alphabet(texts: Iterator[str], most: int) -> list[str]:
 
 
 def _joins(character: str, normalizer: normalizers.BertNormalizer) -> bool:
-    """Whether a word can go on with it; punctuation and Chinese characters are words alone."""
+    """Return whether a word can continue with it.
+
+    Punctuation and Chinese characters are words of their own.
+    """
     twice = normalizer.normalize_str(character * 2)
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(twice)) == 1
 

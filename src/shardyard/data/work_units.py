@@ -1,7 +1,7 @@
 """One piece of a corpus becomes token shards: the unit of parallel and resumable work.
 
-A piece's shards depend on nothing but its text, the tokenizer and the rule of the held-out split:
-not on other pieces, nor on who works on them. A piece is finished when its record exists, which is
+A piece's shards depend only on its text, the tokenizer and the rule of the validation split:
+not on other pieces, nor on the workers. A piece is finished when its record exists, which is
 written last.
 """
 
@@ -43,11 +43,11 @@ class Column:
     """One whole number for each token."""
 
     dtype: str
-    """As numpy writes it, little-endian: ``|u1``, ``<u2``, ``<i4``."""
+    """Type as numpy writes it, little-endian: ``|u1``, ``<u2``, ``<i4``."""
     begin: int
-    """Of the token that begins a document, where there is one."""
+    """Value for the token that begins a document, where there is one."""
     end: int
-    """Of the token that ends it."""
+    """Value for the token that ends a document."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Encoded:
 
     ids: list[int]
     columns: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Of each of the encoder's columns as many numbers as there are ids."""
+    """Values of each of the encoder's columns, as many as there are ids."""
     is_whole: bool = False
     """Whether it is a document of its own, with the tokens that begin and end it."""
 
 
 class Encoder(Protocol):
-    """What is made of a document; equal text gives equal numbers."""
+    """Encoder of documents; equal text gives equal numbers."""
 
     columns: ClassVar[Mapping[str, Column]]
 
@@ -80,7 +80,7 @@ class Encoder(Protocol):
 
     @staticmethod
     def words(section: TextSection) -> str:
-        """What a tokenizer is trained on."""
+        """Return the text that a tokenizer is trained on."""
 
 
 class PlainText:
@@ -106,12 +106,14 @@ SCRATCH = "pieces"
 
 @dataclass(frozen=True)
 class ValidationRule:
-    """Which sections are held out: by a hash of their text, so that neither order nor workers
-    matter and equal texts fall on the same side."""
+    """Choice of validation sections by a hash of their text.
+
+    Neither order nor workers matter, and equal texts fall on the same side.
+    """
 
     fraction: float
     forced_eval: int | None = None
-    """Hash that is held out whatever the fraction says."""
+    """Hash that is validation data for any fraction."""
     forced_train: int | None = None
     """Hash that is never held out."""
 
@@ -124,12 +126,12 @@ class ValidationRule:
 
 
 def hash_of(text: str) -> int:
-    """64 bits that depend on the content of a section alone."""
+    """Return 64 bits that depend only on the content of a section."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class _SplitBuilder:
-    """Tokens of one split of one piece, and the columns beside them."""
+    """Tokens of one split of one piece, and the columns next to them."""
 
     def __init__(
         self, encoder: TextEncoder, bos_id: int | None, columns: Mapping[str, Column]
@@ -144,10 +146,10 @@ class _SplitBuilder:
         self.starts: list[int] = []
         self.num_tokens = 0
         self.num_bytes = 0
-        """Of the text, as UTF-8."""
+        """Bytes of the text, as UTF-8."""
 
     def add(self, encoded: Encoded, num_bytes: int, *, continues: bool) -> None:
-        """Append a section; it starts a document unless it goes on from the one just appended."""
+        """Append a section; it starts a document unless it continues the one just appended."""
         if encoded.is_whole or not continues:
             self.close()
         if encoded.is_whole:
@@ -176,7 +178,7 @@ class _SplitBuilder:
         return tokens[self.columns()[LEARNT] != 0] if LEARNT in self._kinds else tokens
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """What stands beside the tokens, by name."""
+        """Return the columns next to the tokens, by name."""
         return {
             name: np.concatenate([np.empty(0, dtype=kind.dtype), *self._columns[name]])
             for name, kind in self._kinds.items()
@@ -208,11 +210,11 @@ class TokenizePiece:
     text_of: TextOf
     hold_out: ValidationRule
     bos_token: str | None = None
-    """What each document begins with."""
+    """Token that begins each document."""
     encoder: str = PLAIN_TEXT
     """module:class of what makes numbers of a document."""
     options: tuple[tuple[str, str], ...] = ()
-    """What it is made with, by name."""
+    """Options of the encoder, by name."""
 
     @property
     def record_path(self) -> Path:
@@ -237,7 +239,7 @@ class TokenizePiece:
         return f"{escape_text(first.file.path)}{more}"
 
     def encoder_with(self, tokenizer: TextEncoder) -> Encoder:
-        """What makes numbers of a document.
+        """Return the encoder of documents.
 
         Raises:
             RequestError: It cannot work with this tokenizer.
@@ -258,7 +260,7 @@ class TokenizePiece:
 
         Raises:
             SourceError: Text cannot be read.
-            StorageError: The file system refused a write.
+            StorageError: The file system rejected a write.
         """
         tokenizer = encoder_in(self.folder)
         encoder = self.encoder_with(tokenizer)
@@ -357,15 +359,15 @@ def encoder_in(folder: Path) -> TextEncoder:
 
 
 def file_entry(content: bytes) -> dict[str, Any]:
-    """What the manifest says of a file."""
+    """Return the manifest's entry for a file."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_file(path: Path, content: bytes, *, folder: Path) -> None:
-    """Write a file of the data set in ``folder``; under its name it is whole and durable.
+    """Write a file of the dataset in ``folder``; under its name it is whole and durable.
 
     Raises:
-        StorageError: The file system refused.
+        StorageError: The file system rejected the write.
     """
     scratch = folder / SCRATCH / f"{path.name}.{os.getpid()}"
     try:

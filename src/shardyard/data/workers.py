@@ -30,8 +30,8 @@ def run_tasks(tasks: Sequence[Task], *, workers: int, on_done: Callable[[Task], 
         on_done: Called here after each task, in the order in which they end.
 
     Raises:
-        ShardyardError: What a task raised; tasks still running are killed.
-        DataError: A worker was killed, or a task failed in a way that nobody thought of.
+        ShardyardError: A task raised it; tasks still running are killed.
+        DataError: A worker was killed, or a task failed in an unexpected way.
     """
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
@@ -132,10 +132,10 @@ def _work(pipe: Connection) -> None:
 
 
 def _run_task(task: Task) -> None:
-    """Do a task; whatever it raises becomes an error that can be told in one message.
+    """Do a task; any error becomes one that fits into one message.
 
     Raises:
-        ShardyardError: What the task raised, or what says so.
+        ShardyardError: The task's own error, or one that describes it.
     """
     try:
         task()
@@ -146,10 +146,10 @@ def _run_task(task: Task) -> None:
 
 
 def unexpected_error(what: str, error: BaseException) -> DataError:
-    """The error for what nobody thought of; it says where in our code that was.
+    """Return the error for an unexpected failure; it names the place in our code.
 
     Args:
-        what: What was being worked on.
+        what: The work in progress.
     """
     if isinstance(error, MemoryError):
         return DataError(

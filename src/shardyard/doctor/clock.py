@@ -1,4 +1,4 @@
-"""How far this machine's clock is off, by one question to a time server (SNTP, RFC 4330)."""
+"""Clock offset of this machine, by one question to a time server (SNTP, RFC 4330)."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""What `shardyard doctor` finds: one sentence each, with how to mend it."""
+"""Findings of `shardyard doctor`: one sentence each, with how to fix it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Finding:
     verdict: Severity
     """problem: the run would fail; warning: it would be slow, or may fail later."""
     what: str
-    """What was found, with numbers."""
+    """The finding, with numbers."""
     mend: str = ""
-    """What to do now; empty where nothing is to be done."""
+    """The fix to apply now; empty where none is needed."""
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -28,7 +28,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def gather(checks: Mapping[str, Check], *, essential: str) -> list[Finding]:
-    """What several checks found; those that may not be asked are warnings.
+    """Return the findings of several checks; a check without access rights becomes a warning.
 
     Args:
         checks: In their order, by the name of the finding that an error becomes.
@@ -49,5 +49,5 @@ def gather(checks: Mapping[str, Check], *, essential: str) -> list[Finding]:
 
 
 def count(findings: list[Finding], severity: Severity) -> int:
-    """How many findings have a verdict."""
+    """Return how many findings have a verdict."""
     return sum(finding.verdict == severity for finding in findings)

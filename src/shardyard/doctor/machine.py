@@ -113,7 +113,7 @@ def check_machine(
 
 
 def devices_finding(machine: Machine, *, requested: int | None) -> Finding:
-    """How many devices of which kind, and whether they are enough and known."""
+    """Report how many devices of which kind there are, and whether they are enough and known."""
     each = f"{machine.name}, {format_bytes(machine.memory_bytes)}"
     if machine.device == "cpu":
         what = f"no accelerator; {machine.cores} CPU cores: {each}"

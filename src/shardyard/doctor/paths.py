@@ -1,7 +1,7 @@
-"""What a node finds at the paths of a recipe: is it there, may it be read, may it be written.
+"""Checks of a recipe's paths on a node: do they exist, are they readable and writable.
 
-Run on a node before a training is (`shardyard doctor --probe`). What the user may do is tried, not
-read from modes: a claim, an export and a container each have a say in it.
+This runs on a node before a training (`shardyard doctor --probe`). The user's rights are tried,
+not read from modes, because a claim, an export and a container each affect them.
 """
 
 import errno
@@ -39,12 +39,12 @@ _MOST_FILES = 1000
 def check_paths(
     recipe: Recipe, runs: Path, *, checkpoint_bytes: int | None, mounts: Iterable[str] = ()
 ) -> list[Finding]:
-    """Look at every path of a recipe as the user of this process; leaves nothing behind.
+    """Check every path of a recipe as the user of this process; leaves no files behind.
 
     Args:
         recipe: As this node reads it, data.dir settled.
         runs: Parent of the run's folder, as this node sees it.
-        checkpoint_bytes: Of one checkpoint; None: not known.
+        checkpoint_bytes: Bytes of one checkpoint; None: not known.
         mounts: Folders where something ought to be mounted.
     """
     found = [*_mounts(mounts), *_model(recipe), *_data(recipe), *_tokenizer(recipe)]

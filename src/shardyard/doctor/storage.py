@@ -36,11 +36,11 @@ class CheckpointSpace:
 
     free_bytes: int
     checkpoint_bytes: int | None
-    """Of one; None: not known."""
+    """Bytes of one checkpoint; None if it is not known."""
     retained: int
     """Checkpoints that the run keeps."""
     written: int = 0
-    """Of these, the ones that are there already."""
+    """Kept checkpoints that are already written."""
 
     @property
     def count(self) -> int:
@@ -64,7 +64,7 @@ class CheckpointSpace:
 
     @property
     def words(self) -> str:
-        """What they take; empty: not known."""
+        """Describe the space that the checkpoints take; empty if it is not known."""
         if not self.checkpoint_bytes:
             return ""
         more = f" ({self.written} of them written)" if self.written else ""
@@ -125,7 +125,7 @@ def check_space(
 
 
 def lock_warning(folder: Path) -> str | None:
-    """What a run has to know of a place without file locks; None: it has them."""
+    """Return a warning for a folder without file locks; None if it has them."""
     try:
         why = missing_locks(nearest_folder(folder))
     except OSError:
@@ -140,7 +140,7 @@ def lock_warning(folder: Path) -> str | None:
 
 
 def check_locks(run_dir: Path) -> list[Finding]:
-    """Whether files can be locked where runs will be; nothing where they can."""
+    """Check that files can be locked where runs will be; empty where they can."""
     warning = lock_warning(run_dir)
     if warning is None:
         return []

@@ -1,7 +1,7 @@
-"""One case: a run of the recipe is started, broken once, and followed until nothing is left of it.
+"""One case: the drill starts a run of the recipe, breaks it once, and follows it to its end.
 
-The commands are those that a user types, started as processes: `train` on one node, `launch --on
-local` on several, and `resume` where a person is asked to.
+The commands are those that a user types, started as processes. They are `train` on one node,
+`launch --on local` on several, and `resume` where a person has to.
 """
 
 import os
@@ -51,7 +51,7 @@ _EARLY, _MIDDLE = (0.1, 0.2), (0.35, 0.6)
 
 @dataclass(frozen=True, kw_only=True)
 class DrillWorkspace:
-    """Where the runs of a drill are, and how long it waits for one."""
+    """Folder of a drill's runs, and how long the drill waits for one."""
 
     folder: Path
     patience_s: float
@@ -85,7 +85,7 @@ class Commands:
     faults: str
     """``SHARDYARD_FAULTS`` of the first command."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of all commands, beside what they inherit."""
+    """Variables of all commands, in addition to inherited ones."""
     marked: TaggedProcesses = field(default_factory=TaggedProcesses)
     ends: list[CommandExit] = field(default_factory=list)
     abort_reason: str = ""
@@ -95,7 +95,7 @@ class Commands:
     def started(self, words: Sequence[str], *, faults: str = "") -> Iterator[Callable[[], bool]]:
         """Start a verb; yields whether it and all that it left running has ended.
 
-        Whatever happens, nothing of it runs behind the block.
+        After the block none of its processes run, in any case.
         """
         log = self.workspace.folder / "talk" / f"{self.run.run_id}-{len(self.ends)}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class Commands:
             )
 
     def wait_for_end(self, is_over: Callable[[], bool]) -> None:
-        """Until all has ended, or nothing has happened for the patience of the drill."""
+        """Wait until all has ended, or the run made no progress for the patience of the drill."""
         self._wait(is_over)
         if not is_over():
             self.abort_reason = (
@@ -142,12 +142,12 @@ class Commands:
             )
 
     def wait_for_step(self, step: int, is_over: Callable[[], bool], state: CaseState) -> bool:
-        """Until a step is done; False: the run is over, or stands still, before it."""
+        """Wait until a step is done; False: the run is over, or has stalled, before it."""
         self._wait(lambda: state.last_step() >= step or is_over())
         return state.last_step() >= step
 
     def _wait(self, is_so: Callable[[], bool]) -> None:
-        """Until it is so, or nothing happens any more; a start may take longer."""
+        """Wait until it is so, or the run makes no more progress; a start may take longer."""
         seen, since_s = self._progress(), time.monotonic()
 
         def is_done() -> bool:
@@ -175,12 +175,12 @@ class Commands:
 
 
 def run_reference(drilled: DrillRecipe, workspace: DrillWorkspace) -> RunObservations:
-    """The run that nothing disturbs, by which all others are judged; its checkpoints stay."""
+    """Run the undisturbed twin, by which all others are judged; its checkpoints stay."""
     return run_case(drilled, workspace, fault=None, name="twin", number=0, seed=0)
 
 
 def run_of(workspace: DrillWorkspace, name: str, number: int) -> RunDir:
-    """Where a case is."""
+    """Return the run folder of a case."""
     return RunDir(workspace.runs / f"{name}-{number}")
 
 
@@ -188,12 +188,12 @@ def run_case(
     drilled: DrillRecipe, workspace: DrillWorkspace, *, fault: Fault | None, name: str, number: int, seed: int,
     reference: RunObservations | None = None,
 ) -> RunObservations:  # fmt: skip
-    """Run the recipe once, with one fault or none, and read what it left.
+    """Run the recipe once, with one fault or none, and read its results.
 
     Args:
-        number: Of the repetitions of this fault.
-        reference: What the run that nothing disturbed has left.
-        seed: Of the moment and the target.
+        number: Number among the repetitions of this fault.
+        reference: Results of the undisturbed run.
+        seed: Seed of the moment and the target.
     """
     draw = random.Random(f"{seed} {name} {number}")
     world = drilled.nodes * drilled.devices
@@ -241,7 +241,7 @@ def forget_checkpoints(run: RunDir) -> None:
 def _bits(
     observations: RunObservations, reference: RunObservations, undisturbed: RunDir, run: RunDir
 ) -> BitDiff | None:
-    """Beside the twin, where files alone do not say it: those of other ranks are cut otherwise."""
+    """Compare tensors with the twin where files cannot: other ranks cut the files otherwise."""
     is_same = (observations.losses, observations.digests) == (reference.losses, reference.digests)
     return compare_bits(undisturbed, run) if observations.digests and not is_same else None
 
@@ -265,7 +265,7 @@ def _own_disk(fault: Fault | None, state: CaseState) -> Iterator[None]:
 def _fault_environment(
     fault: Fault | None, state: CaseState, nodes: int
 ) -> Iterator[Mapping[str, str]]:
-    """What the nodes are put on, for the fault to break it; yields what the run is told of it."""
+    """Set up the surroundings that the fault breaks; yield the variables for the run."""
     if fault is not None and fault.needs_network:
         with network_of(nodes) as state.network:
             yield state.network.environment
@@ -313,7 +313,7 @@ def _break(case: Commands, state: CaseState, fault: Fault | None, *, step: int) 
 
 
 def _resume(case: Commands, state: CaseState, fault: Fault | None) -> int:
-    """Do what a person would: mend what is broken, and resume until the run has finished."""
+    """Do what a person would: fix the fault, and resume until the run has finished."""
     if fault is not None and fault.repair is not None:
         fault.repair(state)
     resumes = 0

@@ -21,7 +21,7 @@ _POLL_S = 0.005
 
 
 class MissedInjection(Exception):  # noqa: N818  not an error
-    """What a fault wanted to strike never came, or was gone before it struck."""
+    """The fault's target never came, or was gone before the fault struck."""
 
 
 @dataclass
@@ -46,11 +46,11 @@ class CaseState:
     network: DrillNetwork | None = None
     """Between the nodes, of a fault that needs one."""
     clock: SkewedClock | None = None
-    """Of the target's node, of a fault that moves it."""
+    """Clock of the target's node, for a fault that moves it."""
     injected_t: float | None = None
     """Unix seconds of the blow; None: it was that at which the fault began."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What an injection wants to be known of it: goes into the result."""
+    """Details that an injection adds to the result."""
 
     def aim(self, *, at_node: bool) -> None:
         """Find where the target is: ranks are dealt to nodes as these come.
@@ -99,17 +99,17 @@ class CaseState:
 
     @property
     def fork_server(self) -> int:
-        """Of the target's node."""
+        """Process id of the fork server on the target's node."""
         return self._require_alive(parent_of(self.worker), "the fork server")
 
     @property
     def agent(self) -> int:
-        """Of the target's node."""
+        """Process id of the agent on the target's node."""
         return self._require_alive(parent_of(self.fork_server), "the agent")
 
     @property
     def above_agent(self) -> int:
-        """What started that agent: the command line, or the node's program."""
+        """Process that started that agent: the command line, or the node's program."""
         return self._require_alive(parent_of(self.agent), "what started the agent")
 
     @property

@@ -11,15 +11,15 @@ from shardyard.drill.recipe import DrillRecipe
 from shardyard.drill.sandbox import no_namespaces_reason
 
 BY_COMMAND = "answer"
-"""Stands among kinds of events for the last words of the command line, of a run that ended."""
+"""Kind of event for the last words of the command line, of a run that ended."""
 
 _FEWEST_REPLICAS = 3
-"""Of two that differ, either may be the wrong one."""
+"""Fewest replicas that show the wrong one; of two that differ, either may be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedReport:
-    """What a run must say of a fault, to have understood it."""
+    """Words by which a run shows that it understood a fault."""
 
     kinds: tuple[str, ...]
     """Kinds of events, any of which may say it."""
@@ -34,35 +34,35 @@ class Fault:
     """One row of the table."""
 
     what: str
-    """What happens, in a few words."""
+    """The fault, in a few words."""
     method: str
-    """How it is made to happen."""
+    """The way in which the drill makes it happen."""
     acts_on: Literal["rank", "node", "run", "machine"]
     named: ExpectedReport | None
-    """None: nothing has to be noticed; the run must go on as if nothing had happened."""
+    """Required report of the fault; None: the run must continue as if undisturbed."""
     strike: Callable[[CaseState], None] | None = None
     """From outside, at the step of the fault. None: the worker does it by itself."""
     inside: str = ""
-    """Of a fault that a worker makes: its kind in ``SHARDYARD_FAULTS``."""
+    """Kind in ``SHARDYARD_FAULTS`` of a fault that a worker makes."""
     is_everywhere: bool = False
-    """Of such a fault: whether on all ranks."""
+    """Whether a fault that a worker makes is on all ranks."""
     repair: Callable[[CaseState], None] | None = None
-    """What a person would do before the run is resumed."""
+    """Fix that a person would apply before the run is resumed."""
     own_disk: Literal["run", "scratch", "shared memory"] | None = None
-    """What has to be a file system of the case's own."""
+    """File system that the case needs for itself."""
     needs_network: bool = False
     """Whether the nodes need a network of the case's own."""
     needs_clock: bool = False
     """Whether the last node needs a clock of its own."""
     needs_spare_node: bool = False
-    """Whether the run must be able to go on without a node."""
+    """Whether the run must be able to continue without a node."""
     needs_snapshots: bool = False
     needs_replicas: bool = False
     """Whether it is seen where ranks compare a weight that each of them holds, and only there."""
     node: Literal["first", "last"] | None = None
     """The node that is the target; None: any rank is."""
     min_steps: int = 1
-    """Of the run, for the fault to be told before its end."""
+    """Fewest steps of the run for the fault to be reported before its end."""
     min_nodes: int = 1
     max_nodes: int = 10**6
     is_early: bool = False
@@ -88,7 +88,7 @@ class Fault:
 
     @property
     def needs_namespaces(self) -> str:
-        """What of the case's own it needs that there is in namespaces alone; empty: nothing."""
+        """Resources of its own that the case needs and only namespaces provide; empty if none."""
         if self.own_disk:
             return "file systems"
         return "networks" if self.needs_network else ""

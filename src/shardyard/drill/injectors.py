@@ -26,13 +26,13 @@ from shardyard.drill.scene import environment_of, words_of
 _OPENED = 0x20
 """IN_OPEN of linux/inotify.h."""
 _MOST_BYTES = 1 << 16
-"""Of words read at once; one takes 16 and its file's name."""
+"""Most bytes of inotify events read at once; an event takes 16 and its file's name."""
 
 
 class FileOpenWatcher:
-    """Of tensor files that lie in folders; each is watched until `close`.
+    """Openings of tensor files in folders; each folder is watched until `close`.
 
-    A folder that is gone is left out: a run removes its old checkpoints.
+    Missing folders are skipped, because a run removes its old checkpoints.
     """
 
     def __init__(self, folders: list[Path]) -> None:
@@ -99,12 +99,15 @@ class SlotWatch:
 _LOOK_S = 0.1
 """At most, for a load that begins."""
 DELAY_S, LOSS = 0.005, 0.01
-"""Of a bad network: each way, and of packets."""
+"""Delay each way in seconds, and share of lost packets, of a bad network."""
 _HOUR_S = 3600.0
 _BOOT_S = 120.0
-"""What a machine takes to come back, at least: agents clear away after one minute."""
+"""Least time of a machine to come back; agents clear away after one minute."""
 STOPPED_S, LET_GO_S = 0.6, 0.3
-"""Of a pulse: far below what a hang takes to be told, and long enough for steps in between."""
+"""Seconds stopped and let go in a pulse.
+
+The stop is far below the time after which a hang is reported, and steps fit in between.
+"""
 
 
 def kill_rank(state: CaseState) -> None:
@@ -116,7 +119,7 @@ def stop_rank(state: CaseState) -> None:
 
 
 def pulse_rank(state: CaseState) -> None:
-    """Stop a rank for a moment and let it go on, again and again, until the run says so."""
+    """Stop a rank for a moment and continue it, repeatedly, until the run reports it."""
     worker = state.worker
     state.injected_t = time.time()
     step, since_s = state.last_step(), time.monotonic()
@@ -297,7 +300,7 @@ def empty_shared_memory(_state: CaseState) -> None:
 
 
 def cut_network(state: CaseState) -> None:
-    """Cut the target's node off, until its agent has ended or the others go on without it."""
+    """Cut the target's node off, until its agent has ended or the others continue without it."""
     assert state.network is not None
     agent, before = state.agent, state.world_size
     state.injected_t = time.time()
@@ -313,7 +316,7 @@ def cut_network(state: CaseState) -> None:
 
 
 def break_node(state: CaseState) -> None:
-    """Kill a rank of a node at each start, until the others go on without that node."""
+    """Kill a rank of a node at each start, until the others continue without that node."""
     while not state.events("node_left_out"):
         before = len(state.events("rendezvous"))
         state.aim(at_node=True)
@@ -339,7 +342,7 @@ def move_clock(state: CaseState) -> None:
 
 
 def replace_node(state: CaseState) -> None:
-    """Kill a node, and once the others go on without it start it anew, as a person would."""
+    """Kill a node, and restart it once the others continue without it, as a person would."""
     program, before = state.above_agent, state.world_size
     words, environment = words_of(program), environment_of(program)
     state.kill(program)

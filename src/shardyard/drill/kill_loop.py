@@ -1,8 +1,8 @@
-"""Ranks killed again and again for some time: the share of it that trained, beside the simulation.
+"""Ranks killed repeatedly for some time: the share of training, next to the simulation's.
 
-Both see the same lives, each from one kill to the next. The simulation is the planner's own, fed
-with what this very run took for a restart, a step and a save: what differs is the model of a
-failure, and nothing else.
+Both see the same lives, each from one kill to the next. The simulation is the planner's own. It
+uses this very run's times for a restart, a step and a save, so that only the model of a failure
+differs.
 """
 
 import itertools
@@ -48,14 +48,14 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class KillLoop:
-    """What came of it. Seconds are of the time between the first kill and the last."""
+    """Result of a kill loop. Seconds are of the time between the first kill and the last."""
 
     seed: int
     mtbf_s: float
     kills: tuple[Kill, ...]
     wall_s: float
     productive_s: float
-    """In steps whose result stands."""
+    """Seconds in steps whose result was kept."""
     restart_s: float
     """Median, from a kill to the beginning of the first step after it."""
     step_s: float
@@ -80,15 +80,15 @@ class ScheduledKill:
     after_s: float
     """Since the first step of the run."""
     share: float
-    """Of the ranks, in order, up to the one that is killed; below 1."""
+    """Share of the ranks, in order, up to the killed one; below 1."""
 
     def among(self, ranks: Sequence[int]) -> int:
-        """Which of these ranks it is."""
+        """Return which of these ranks is killed."""
         return sorted(ranks)[int(self.share * len(ranks))]
 
 
 def schedule(*, mtbf_s: float, for_s: float, seed: int) -> list[ScheduledKill]:
-    """Kills so far apart on average, exponentially; one seed gives one schedule to whoever asks."""
+    """Schedule kills at exponential intervals with this mean; one seed gives one schedule."""
     draw, found, after_s = random.Random(f"{seed} loop"), list[ScheduledKill](), 0.0
     while (after_s := after_s + draw.expovariate(1 / mtbf_s)) < for_s:
         found.append(ScheduledKill(after_s=after_s, share=draw.random()))

@@ -1,9 +1,10 @@
-"""`python -m shardyard.drill.network COUNT`: hosts with a network of their own, which can go wrong.
+"""`python -m shardyard.drill.network COUNT`: hosts on a network of their own, with faults.
 
-Each host is a network namespace with one interface (tun), whose packets come to this process; it
-passes them on to the host that they are for: not at all where one of the two is cut off, late or
-with losses where the network is bad. So nothing of the machine's own network is touched, and no
-module of the kernel is needed. It is told what is wrong by lines on stdin, and ends with them.
+Each host is a network namespace with one interface (tun), whose packets come to this process.
+It passes them on to the host that they are for. It drops all where one of the two is cut off,
+and delays or loses some where the network is bad. So the machine's own network is untouched,
+and no module of the kernel is needed. Lines on stdin set the faults; the process ends with
+stdin.
 """
 
 import fcntl
@@ -44,18 +45,18 @@ _IPV4 = 4
 
 
 def address_of(host: int) -> str:
-    """Where the other hosts reach one."""
+    """Return the address at which other hosts reach a host."""
     return f"10.219.0.{host + 1}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConditions:
-    """What is wrong with the network."""
+    """Faults of the network."""
 
     cut: tuple[int, ...] = ()
     """Hosts that are cut off from all others."""
     delay_s: float = 0.0
-    """Of each packet."""
+    """Delay of each packet in seconds."""
     loss: float = 0.0
     """Share of packets that do not arrive."""
 
@@ -228,7 +229,7 @@ def network_of(nodes: int) -> Iterator[DrillNetwork]:
 
 @contextmanager
 def clock_of(nodes: int) -> Iterator[tuple[SkewedClock, dict[str, str]]]:
-    """A clock for the last node, or for all processes where there is one; and what the run is told.
+    """Set up a clock for the last node, or for all processes where there is one.
 
     Yields:
         The clock, and the environment of a run whose last node goes by it.

@@ -1,4 +1,4 @@
-"""Where two runs of a drill differ, bit for bit, asked of the half that can read tensors."""
+"""First difference of two runs of a drill, bit for bit, from the program that reads tensors."""
 
 import subprocess
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _MODULE = "shardyard.checkpoint.bitwise_compare"
 
 @dataclass(frozen=True, kw_only=True)
 class BitDiff:
-    """What two runs are to each other; the fields are those of the program's answer."""
+    """Comparison of two runs; the fields are those of the program's answer."""
 
     outcome: Outcome
     why: str
@@ -33,7 +33,7 @@ class BitDiff:
     tensor: str | None = None
     """The first that differs in the checkpoint of that step, or in the first one after it."""
     rank: int | None = None
-    """Who wrote its first element that differs."""
+    """Rank that wrote its first element that differs."""
 
 
 def compare_bits(reference: RunDir, run: RunDir) -> BitDiff:
@@ -58,12 +58,12 @@ def compare_bits(reference: RunDir, run: RunDir) -> BitDiff:
 # What one run of a drill has left, read from its folder: the raw material of the judgement.
 
 _SAMPLES_MARK = "@shardyard-samples "
-"""As observe/sinks.py writes it into the ranks' logs."""
+"""Mark that observe/sinks.py writes into the ranks' logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandExit:
-    """How one command of a case ended."""
+    """End of one command of a case."""
 
     command: str
     t: float
@@ -74,7 +74,7 @@ class CommandExit:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """What a run left behind, outside of its folder and in it."""
+    """Leftovers of a run, outside of its folder and in it."""
 
     processes: tuple[str, ...] = ()
     shared_memory: tuple[str, ...] = ()
@@ -85,18 +85,18 @@ class Leftovers:
     """In the run's folder: half checkpoints that no later save removed."""
 
     def words(self) -> str:
-        """What it is, or nothing."""
+        """Describe the leftovers; empty if there are none."""
         found = {name.replace("_", " "): value for name, value in asdict(self).items() if value}
         return ", ".join(f"{len(value)} {name}" for name, value in found.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunObservations:
-    """One run: of a fault, or the twin that nothing disturbed."""
+    """One run: of a fault, or the undisturbed twin."""
 
     fault: str
     number: int
-    """Of the repetitions of this fault, from 0."""
+    """Number among the repetitions of this fault, from 0."""
     seed: int
     rank: int
     """The target, or one of the node that is the target."""
@@ -116,7 +116,7 @@ class RunObservations:
     """Why the drill ended the run by itself."""
     events: tuple[dict[str, Any], ...] = ()
     losses: dict[int, float | None] = field(default_factory=dict)
-    """By step; the last line of a step stands."""
+    """Loss by step; the last line of a step counts."""
     worlds: dict[int, int] = field(default_factory=dict)
     """Ranks that computed a step."""
     steps_again: int = 0
@@ -128,8 +128,10 @@ class RunObservations:
     last_checkpoint: int | None = None
     left: Leftovers = Leftovers()
     bits: BitDiff | None = None
-    """Beside the twin, tensor by tensor; None: the files of the last checkpoint are the twin's, or
-    there are none."""
+    """Comparison with the twin, tensor by tensor.
+
+    None: the files of the last checkpoint are the twin's, or there are none.
+    """
 
     @property
     def has_finished(self) -> bool:
@@ -144,7 +146,7 @@ class RunObservations:
 
 
 def read_observations(run: RunDir) -> dict[str, Any]:
-    """The fields of ``RunObservations`` that stand in a run's folder."""
+    """Return the fields of ``RunObservations`` that are in a run's folder."""
     lines = read_counted(run.metrics)
     saved = run.checkpoint_steps()
     return {
@@ -186,14 +188,14 @@ _LISTENS = "0A"
 
 
 class Baseline:
-    """What was there before the run."""
+    """State of the machine before the run."""
 
     def __init__(self) -> None:
         self._shared = _shared_names()
         self._ports = set(_listening())
 
     def leftovers(self, run: RunDir, marked: TaggedProcesses, scratch: Path) -> Leftovers:
-        """What is there now and was not, once processes had time to leave."""
+        """Return new leftovers, after processes had time to end."""
         processes = marked.wait_for_end(_LEAVING_S)
         wait_for(
             lambda: not (self._new_names() or _scratch_names(scratch)),
@@ -209,7 +211,7 @@ class Baseline:
         )
 
     def _new_names(self) -> list[str]:
-        """In a /dev/shm that others use too, nobody knows whose a name is: none is counted."""
+        """Return new names in /dev/shm; empty where others use it too, as owners are unknown."""
         return sorted(_shared_names() - self._shared) if is_in_namespaces() else []
 
 
@@ -236,7 +238,7 @@ def _listening() -> dict[int, str]:
 
 
 def _ports_of(pids: list[int]) -> set[int]:
-    """Ports on which processes listen; one that nobody holds is closed by the kernel."""
+    """Return the ports on which processes listen; the kernel closes ports without an owner."""
     by_inode = {f"socket:[{inode}]": port for port, inode in _listening().items()}
     found = set()
     for pid in pids:

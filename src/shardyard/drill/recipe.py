@@ -19,7 +19,7 @@ _ELSEWHERE = ("slurm", "kubernetes", "aws_batch", "image")
 
 @dataclass(frozen=True, kw_only=True)
 class DrillRecipe:
-    """What every run of a drill has in common."""
+    """Settings that every run of a drill shares."""
 
     words: tuple[str, ...]
     """Recipe files and overrides, the drill's own at the end."""
@@ -31,7 +31,7 @@ class DrillRecipe:
     is_exact: bool
     """Whether the recipe promises the same bits for any number of ranks."""
     min_nodes: int = 1
-    """With which a run goes on."""
+    """Fewest nodes with which a run continues."""
     takes_snapshots: bool = False
     checks_bits: bool = False
     """Whether ranks compare what each of them computes."""

@@ -44,12 +44,12 @@ class FaultSummary:
 
     @property
     def bits(self) -> str:
-        """How many cases are equal to the twin, different, or not proven to be either."""
+        """Count the cases that are equal to the twin, different, or not proven to be either."""
         counts = {outcome: self.exact(outcome) for outcome in OUTCOMES}
         return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
     def median(self, name: str) -> float | None:
-        """Of the cases that have a value."""
+        """Return the median over cases that have a value."""
         values = [getattr(case.result, name) for case in self.cases]
         found = [value for value in values if value is not None]
         return median(found) if found else None
@@ -66,14 +66,14 @@ class FaultSummary:
 
     @property
     def failure_counts(self) -> dict[str, int]:
-        """What was wrong -> in how many cases."""
+        """Return each problem, and in how many cases it occurred."""
         all_ = [problem for case in self.cases for problem in case.result.problems]
         return {problem: all_.count(problem) for problem in all_}
 
 
 @dataclass
 class Drill:
-    """What a drill has found so far."""
+    """Findings of a drill so far."""
 
     drilled: DrillRecipe
     folder: Path
@@ -140,7 +140,7 @@ def _row_json(row: FaultSummary) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSelection:
-    """What is tried."""
+    """Faults to try."""
 
     names: tuple[str, ...]
     impossible: dict[str, str]
@@ -148,7 +148,7 @@ class FaultSelection:
     repeat: int
 
     def outside(self, reason: str) -> "FaultSelection":
-        """Of these, what is possible outside of namespaces."""
+        """Keep the faults that are possible outside of namespaces."""
         return self._without(
             {
                 name: f"it needs {needs} of its own: {reason}"
@@ -158,7 +158,7 @@ class FaultSelection:
         )
 
     def after_reference(self, drilled: DrillRecipe) -> "FaultSelection":
-        """Of these, what is possible as the twin has shown the layout."""
+        """Keep the faults that are possible in the layout that the twin has shown."""
         return self._without(
             {name: why for name in self.names if (why := FAULTS[name].impossible_reason(drilled))}
         )
@@ -209,11 +209,10 @@ def run_drill(
     """Run the twin and all cases.
 
     Args:
-        on_case: Called after each case, so that a drill that is interrupted leaves what it has
-            found.
+        on_case: Called after each case, so that an interrupted drill leaves its findings.
 
     Raises:
-        ShardyardError: The undisturbed run did not finish, so that nothing can be compared.
+        ShardyardError: The undisturbed run did not finish, so there is no reference.
     """
     make_folder(workspace.runs)
     info("twin: the run that nothing disturbs")

@@ -1,7 +1,7 @@
-"""A drill in namespaces of its own: its processes, its /dev/shm, its mounts are nobody else's.
+"""A drill in namespaces of its own: its processes, its /dev/shm and its mounts are private.
 
-What it leaves there is then seen exactly, nothing outside can be hit, and when its first process
-ends, the kernel ends all the others.
+Its leftovers there are then seen exactly, and it cannot hit anything outside. When its first
+process ends, the kernel ends all the others.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _REFUSALS = (
     ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1",
      "kernel.apparmor_restrict_unprivileged_userns is 1"),
 )  # fmt: skip
-"""Files of the kernel, what stands in them where a user may make no namespace, and the words."""
+"""Files of the kernel, their content where users may make no namespace, and the words."""
 
 
 def is_in_namespaces() -> bool:
@@ -42,7 +42,7 @@ def is_in_namespaces() -> bool:
 
 
 def no_namespaces_reason() -> str:
-    """Why this machine allows no such namespaces to this user, as far as it says; or nothing."""
+    """Return why this machine denies such namespaces to this user; empty if it allows them."""
     if sys.platform != "linux":
         return "there are namespaces on Linux alone"
     if os.geteuid() == 0 or is_in_namespaces():
@@ -58,12 +58,12 @@ def _holds(file: Path, text: str) -> bool:
 
 
 def enter_namespaces() -> str:
-    """Go on in namespaces of one's own; call before any thread is started.
+    """Continue in namespaces of one's own; call before any thread is started.
 
-    Returns in a process that is inside; the one that called waits for it and ends as it ends.
+    Returns in a process that is inside; the calling process waits for it and ends as it ends.
 
     Returns:
-        Why it goes on outside; empty: it is inside.
+        Why it continues outside; empty: it is inside.
     """
     if why := no_namespaces_reason():
         return why
@@ -84,7 +84,7 @@ def enter_namespaces() -> str:
 
 
 def unshare_network() -> None:
-    """Put this process into a network of its own, in which there is nothing.
+    """Put this process into an empty network of its own.
 
     Raises:
         OSError: The machine does not allow it.
@@ -180,7 +180,7 @@ def take_up(environment: Mapping[str, str] = os.environ) -> None:
         return float(_SECONDS.unpack_from(told)[0])
 
     class OfDatetimes(type):
-        """What was made as a true datetime is one of the moved class too."""
+        """Metaclass that counts true datetimes as instances of the moved class."""
 
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, true_datetime)
@@ -209,9 +209,9 @@ def take_up(environment: Mapping[str, str] = os.environ) -> None:
 # A file system in memory is full once its size is what is used of it, so nothing has to be written.
 
 _ROOM = "50%"
-"""Of the machine's memory: the usual size; nothing is taken before it is used."""
+"""Share of the machine's memory: the usual size; memory is taken only when it is used."""
 _ATTEMPTS = 100
-"""To fill what a run goes on writing to."""
+"""Attempts to fill a file system to which a run continues to write."""
 
 
 def mount_own(folder: Path) -> None:
@@ -240,7 +240,7 @@ def fill(folder: Path) -> None:
 
 
 def restore_size(folder: Path) -> None:
-    """As much as there was."""
+    """Restore the original size."""
     _mount("-o", f"remount,size={_ROOM}", str(folder))
 
 

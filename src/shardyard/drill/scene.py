@@ -1,7 +1,7 @@
 """Processes that a drill has started: found by a mark in their environment, and no others.
 
-Every process of a case inherits the mark, whatever session or parent it gets. A drill signals and
-ends what carries it, and nothing else.
+Every process of a case inherits the mark, in any session and under any parent. A drill signals
+and ends only processes with the mark.
 """
 
 import os
@@ -35,7 +35,7 @@ class TaggedProcesses:
         return {self._name: self._value}
 
     def pids(self) -> list[int]:
-        """All that run; ended ones that nobody has asked about do not count."""
+        """Return all that run, without ended ones whose parent has not waited for them."""
         return [pid for pid in _all_pids() if self.has(pid)]
 
     def has(self, pid: int) -> bool:
@@ -83,7 +83,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def words_of(pid: int) -> list[str]:
-    """The command of a process; nothing where it is gone."""
+    """Return the command of a process; empty where it is gone."""
     return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
 
 

@@ -1,6 +1,6 @@
-"""What came of a fault: noticed, named, mended, exact; from the facts of its run and the twin's.
+"""Verdict on a fault: noticed, named, fixed, exact; from facts of its run and its twin.
 
-Pure: nothing is read or started here.
+This module is pure: it does not read or start anything.
 """
 
 import math
@@ -36,16 +36,16 @@ class CaseResult:
     is_noticed: bool
     is_cause_right: bool
     said: str
-    """What was said first."""
+    """First words that the run logged."""
     steps_lost: int
     """Finished steps that were done again."""
     phases: dict[str, float]
     """Seconds of ``PHASES``; empty where no step came after the fault."""
     exact: Outcome
     why: str
-    """Of the exactness: what is equal, where it differs first, or why it is not proven."""
+    """Details of exactness: what is equal, where it differs first, or why it is not proven."""
     differs: dict[str, Any] | None
-    """The first step, rank and tensor, as far as they are known; None: nothing does."""
+    """First step, rank and tensor that differ, as far as they are known; None: all are equal."""
     has_recovered: bool
     left: str
     problems: tuple[str, ...]
@@ -196,7 +196,7 @@ def phases(observations: RunObservations, noticed_t: float | None) -> dict[str, 
 
 
 def _fault_events(fault: Fault, observations: RunObservations) -> Iterable[dict[str, Any]]:
-    """What was said of the fault, in order of time: events, and last words of a failed command."""
+    """List the run's reports of the fault by time: events, and last words of a failed command."""
     if observations.struck_t is None:
         return []
     since_t = (

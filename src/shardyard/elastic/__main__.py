@@ -144,7 +144,7 @@ def _conduct(
 
 
 def _lease_of(run: RunDir, args: argparse.Namespace) -> Lease | None:
-    """Handed over by whoever started this, or taken by the node that serves the store."""
+    """Return the lease that the starting process handed over, or one on the store's node."""
     if args.lease:
         return Lease.handed_over(args.lease)
     is_moved = read_store_location(run, args.attempt) is not None  # whoever serves it has the lease
@@ -209,7 +209,7 @@ def _ranks(heartbeats: AgentMemory | None, resolved: Resolved) -> Ranks:
 
 
 def _seconds(duration_ns: int) -> float | None:
-    """None: the rank has told none yet."""
+    """Convert to seconds; None: the rank has reported no duration yet."""
     return round(duration_ns / 1e9, 6) if duration_ns else None
 
 
@@ -281,10 +281,10 @@ def _redirect_output_to(log: Path) -> int:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process once what it asked for at its exit is done.
+    """End this process after its exit functions.
 
-    The interpreter's own end would take torch down first, which takes a second that whoever waits
-    for a drain does not have.
+    The interpreter's own end would take torch down first. That takes a second, which callers
+    that wait for a drain do not have.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

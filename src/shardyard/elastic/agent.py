@@ -1,6 +1,6 @@
-"""The agent of one node: from a run folder to an answer, with nothing left running.
+"""The agent of one node: from a run folder to an answer, without leftover processes.
 
-The main thread waits for signals; torch's agent runs in a second thread, because in the main one it
+The main thread waits for signals; torch's agent runs in a second thread. In the main one it
 would take the signals over and kill workers that should drain.
 """
 
@@ -67,14 +67,14 @@ _GIVE_UP_AFTER_S = 15.0
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How an attempt ended on this node."""
+    """End of an attempt on this node."""
 
     outcome: str
     """finished, drained (the last step is durable) or failed."""
     exit_code: int
     message: str
     drain_left_s: float | None = None
-    """Of a drain's time, by this node's clock; None: this node was not asked to stop."""
+    """Seconds left of a drain, by this node's clock; None: this node got no request to stop."""
 
 
 @dataclass
@@ -87,21 +87,24 @@ class NodeAttempt:
     drain: DrainRequest
     worker: Worker
     log: Path
-    """Where torch and this agent write what they have to say."""
+    """Log file of torch and this agent."""
     endpoint: str | None = None
     node_rank: int = 0
     own_host: str | None = None
     """Its name, as the other nodes reach it; None: its launcher knows none."""
     heartbeats: AgentMemory | None = None
-    """Where the workers note what they do; None: the system has no such memory."""
+    """Memory for heartbeats of the workers; None: the system has no such memory."""
     peer_replication: PeerReplication | None = None
-    """Has this node's snapshots kept by the next one; None: it has none, or keeps them alone."""
+    """Keeps this node's snapshots on the next one.
+
+    None: the node has no snapshots, or keeps them only itself.
+    """
     store_moves: bool = False
-    """Whether the others go on where the node that serves the store is lost."""
+    """Whether the others continue where the node that serves the store is lost."""
     findings: Findings = tuple
-    """What telemetry has found wrong with this node's devices."""
+    """Problems that telemetry has found on this node's devices."""
     print_status: Callable[[str], None] = print
-    """Shows whoever watches this node what it waits for."""
+    """Function that shows users of this node's output what the node waits for."""
     seal: Seal = field(init=False)
     """Marks what the nodes of this attempt tell each other."""
     _wait: RendezvousWait = field(init=False)
@@ -229,19 +232,19 @@ class NodeAttempt:
                 self.peer_replication.close()
 
     def _result_if_late(self, config: RendezvousConfig) -> AttemptResult | None:
-        """How the others ended before this node came, which would wait minutes for their store."""
+        """Return how the others ended before this node came; it would wait minutes for their store."""
         end = None if config.serves else end_of_attempt(self.run, self.number)
         return None if end is None else _result_of_others(end, "came later")
 
     def _run_until_lost(self, agent: GroupAgent) -> AttemptResult | Exception:
-        """How the attempt ended, or why the store does not answer any more."""
+        """Return how the attempt ended, or why the store no longer answers."""
         try:
             return self._attempt_result(agent, agent.run())
         except (RendezvousConnectionError, DistError) as error:
             return error
 
     def _leave_run(self, agent: GroupAgent, handler: Rendezvous) -> AttemptResult:
-        """The others go on without this node."""
+        """Let the others continue without this node."""
         agent.leave()
         if self.peer_replication is not None:
             self.peer_replication.close()
@@ -253,7 +256,7 @@ class NodeAttempt:
     def _wait_excluded(self, has_others: Callable[[], bool]) -> AttemptResult:
         """Wait without workers until the others have ended the attempt, and end as they did.
 
-        The store that this node serves stays. A wish to stop ends this node alone, at once where
+        The store that this node serves stays. A stop request ends only this node, at once where
         the others do not need it.
         """
 
@@ -479,7 +482,7 @@ def _result_of_others(end: dict[str, Any], cause: str) -> AttemptResult:
 
 
 def _stages(recipe: Recipe) -> int | None:
-    """Of the pipeline; None on an accelerator, where compute holds the waits for other ranks."""
+    """Return the pipeline's stages; None on an accelerator, where compute includes waits."""
     if recipe.cluster.device != "cpu":
         return None
     return recipe.parallel.pp if isinstance(recipe.parallel.pp, int) else 1

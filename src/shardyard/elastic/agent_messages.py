@@ -1,4 +1,4 @@
-"""What the agents of one generation tell each other, through the rendezvous store.
+"""Messages between the agents of one generation, through the rendezvous store.
 
     shardyard/proposal/<g>  what the node with group rank g holds for the number of this generation,
                             how many ranks the last one had, what it is called, its address,
@@ -7,8 +7,8 @@
     shardyard/workers/<g>   [{rank, node, pid}] of the node with group rank g
     shardyard/losses/<g>    what that node lost
 
-and what agents ask and decide where a rank may hang (`elastic/hang_finder.py`), or holds up all
-others (`elastic/node_exclusion.py`).
+Agents also ask and decide here where a rank may hang (`elastic/hang_finder.py`), or holds up
+all others (`elastic/node_exclusion.py`).
 
 Torch gives every rendezvous a store of its own, so no notice outlives its generation.
 """
@@ -35,15 +35,17 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Node:
-    """Which node an agent speaks for, also once the agent was started again."""
+    """Node that an agent speaks for, also after the agent was restarted."""
 
     name: str
     """Its host name."""
     rank: int
     """Its number in the job; 0 serves the store."""
     machine: str = ""
-    """Differs for a pod that was made anew elsewhere under the same name; a machine that was
-    started anew counts as another one. Empty: the system does not say."""
+    """Id of the machine; it differs for a pod of the same name recreated on another machine.
+
+    A restarted machine counts as another one. Empty: the system does not report one.
+    """
 
     @classmethod
     def local(cls, rank: int) -> "Node":
@@ -69,11 +71,11 @@ class AgentMessages:
         self.nodes: list[Node] = []
         """All nodes by group rank, once a generation is agreed on."""
         self.addresses: list[str] = []
-        """Of the same nodes, as each sees itself; nodes that know none are left out."""
+        """Addresses of the same nodes, as each sees itself; nodes that know none are omitted."""
         self._joined: list[str] = []
         self._world_size_before = 0
         self.failure_histories: list[dict[str, Any]] = []
-        """What each node told, once a generation is agreed on."""
+        """Losses that each node reported against nodes, once a generation is agreed on."""
 
     def agree_on_generation(
         self,
@@ -110,7 +112,7 @@ class AgentMessages:
         return generation
 
     def resize_event(self, world_size: int) -> dict[str, Any] | None:
-        """What has changed since the generation before; None: nothing, or there was none."""
+        """Return the changes since the last generation; None if there are none or it is the first."""
         before = self._world_size_before
         if not self._joined and before in (0, world_size):
             return None
@@ -126,7 +128,7 @@ class AgentMessages:
         return int(self._store.add(f"shardyard/{kind}", 1))
 
     def num_questions(self, kind: str) -> int:
-        """How many questions of a kind all nodes have asked."""
+        """Return how many questions of a kind all nodes have asked."""
         return int(self._store.add(f"shardyard/{kind}", 0))
 
     def decide(self, kind: str, entries: list[dict[str, Any]]) -> None:
@@ -134,7 +136,7 @@ class AgentMessages:
         self._store.set(f"shardyard/{kind}", json.dumps(entries))
 
     def decided(self, kind: str) -> list[dict[str, Any]]:
-        """What holds for all; empty as long as no node has said it."""
+        """Return the decision for all nodes; empty until a node has published it."""
         key = f"shardyard/{kind}"
         decisions: list[dict[str, Any]] = (
             parse_json(self._store.get(key)) if self._store.check([key]) else []
@@ -180,12 +182,12 @@ class _Seen:
 
 
 class LocalClockBackend(RendezvousBackend):
-    """A rendezvous backend whose times are told by this node's clock.
+    """Rendezvous backend with times by this node's clock.
 
     Args:
         backend: Keeps the state that all nodes share.
         last_call: Wait for further nodes once the fewest are there.
-        now_s: A clock that nobody sets.
+        now_s: A monotonic clock.
     """
 
     def __init__(
@@ -201,9 +203,9 @@ class LocalClockBackend(RendezvousBackend):
         self._seen: dict[Any, _Seen] = {}
         """By node; None: the end of the last call."""
         self._local_times: dict[Any, datetime] = {}
-        """What torch was told instead, when it read the state last."""
+        """Times that torch got instead, when it last read the state."""
         self.expected: int | None = None
-        """Nodes that are known to come; once they are there nobody waits for others."""
+        """Number of nodes that are known to come; once they are there, the wait for others ends."""
 
     @property
     def name(self) -> str:

@@ -73,12 +73,12 @@ class CollectiveCase:
 
     @property
     def size_bytes(self) -> int:
-        """As nccl-tests print it: of the larger of what is sent and received. 0: too small."""
+        """Bytes as nccl-tests print them: the larger of sent and received. 0: too small."""
         return self._whole * ELEMENT_BYTES
 
     @property
     def count(self) -> int:
-        """As nccl-tests print it: elements that the call is told."""
+        """Elements passed to the call, as nccl-tests print them."""
         return self._whole if self._collective == "all_reduce" else self._part
 
     @property
@@ -189,7 +189,7 @@ class RankContext:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure what is asked: BENCH, kind of device, name of this node, seconds of patience."""
+    """Run a measurement: BENCH, kind of device, name of this node, seconds of patience."""
     bench, kind, name, timeout_s = NetworkBench.from_text(arguments[0]), *arguments[1:]
     signal_at_parent_death(signal.SIGKILL)
     doing = "the meeting of all ranks"
@@ -366,7 +366,7 @@ def time_of(
 
 
 def _counted(ranks: RankContext) -> dict[str, int]:
-    """What interfaces have sent, of a moment at which nothing is under way."""
+    """Return the bytes that interfaces have sent, at a moment without transfers."""
     synchronize(ranks.device)
     dist.barrier()
     synchronize(ranks.device)
@@ -417,7 +417,7 @@ def _members(bench: NetworkBench, pair: tuple[int, int]) -> list[int]:
 
 
 def _pair_seconds(bench: NetworkBench, ranks: RankContext, group: dist.ProcessGroup) -> float:
-    """Median seconds of a call: one that was disturbed says nothing of the link."""
+    """Return the median seconds of a call; a disturbed one has no effect on it."""
     case = CollectiveCase("all_reduce", bench.end_bytes, device=ranks.device, group=group)
     case.fill()
     for _ in range(bench.warmup):

@@ -1,6 +1,7 @@
-"""Brings what each node's telemetry finds wrong with its devices to the node that writes events.
+"""Transfer of telemetry's findings on a node's devices to the node that writes events.
 
-That one also compares what the nodes' network links are set to, which no node can judge alone.
+That node also compares the settings of the nodes' network links, which no node can judge by
+itself.
 """
 
 import time
@@ -19,17 +20,17 @@ PROBLEM, WELL, PROGRAM = "device_problem", "device_well", "program_error"
 program's own."""
 
 Findings = Callable[[], Sequence[Mapping[str, Any]]]
-"""What a node's telemetry has found in this attempt so far, in order."""
+"""Function that returns telemetry's findings on a node in this attempt so far, in order."""
 
 
 class DeviceWatch:
-    """One node's part of it.
+    """One node's part of the device watch.
 
-    In each generation a node tells all that it has found in the attempt, as whoever writes events
-    may have changed; what the file holds is not written twice.
+    In each generation a node publishes all that it has found in the attempt, as another node
+    may write events now; findings already in the file are not written twice.
 
     Args:
-        link_bits_per_s: What this node's network links are set to; None: it does not say.
+        link_bits_per_s: Setting of this node's network links; None: it does not report one.
     """
 
     def __init__(

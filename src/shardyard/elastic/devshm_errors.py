@@ -11,10 +11,10 @@ from shardyard.errors import StorageError
 
 @contextmanager
 def translate_semaphore_errors() -> Iterator[None]:
-    """Turn the system's refusal of a semaphore inside into words.
+    """Turn the system's rejection of a semaphore inside the block into words.
 
     Raises:
-        StorageError: It refused one.
+        StorageError: It rejected one.
     """
     try:
         yield

@@ -21,7 +21,7 @@ _SECOND_SIGNAL_AFTER_S = 0.5
 
 
 class DrainRequest:
-    """What this process was asked by signals; written by the main thread, read by any."""
+    """Stop requests by signal; the main thread writes them, any thread reads them."""
 
     def __init__(self, timeout_s: float, *, ignore_repeats: bool = False) -> None:
         self.timeout_s = timeout_s
@@ -60,7 +60,7 @@ class DrainRequest:
 
     @property
     def remaining_s(self) -> float | None:
-        """Of the time that the drain may take; None: nobody asked for one."""
+        """Seconds left for the drain; None: no stop was requested."""
         if self.signal is None:
             return None
         return self.timeout_s - (time.monotonic() - self._since_s)
@@ -85,7 +85,7 @@ class DrainRequest:
 
 
 def end_with(parent_pid: int) -> None:
-    """Have this process end at once when its parent does: one is nothing without the other."""
+    """Make this process end at once when its parent does: neither is useful without the other."""
     signal_at_parent_death(signal.SIGKILL)
     if os.getppid() != parent_pid:  # it ended before the kernel knew of the wish
         os.kill(os.getpid(), signal.SIGKILL)
@@ -98,7 +98,7 @@ def signal_at_parent_death(number: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` call this process, at most 15 letters (Linux)."""
+    """Set the name that `ps` and `top` show for this process, at most 15 letters (Linux)."""
     pr_set_name = 15  # linux/prctl.h
     _prctl(pr_set_name, ctypes.c_char_p(name.encode()))
 

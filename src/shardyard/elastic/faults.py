@@ -1,10 +1,10 @@
-"""Faults for drills, made inside of the workers, as broken devices and broken code would make them.
+"""Faults for drills, made inside of the workers, as broken devices and code would make them.
 
 ``SHARDYARD_FAULTS=gradient@7,weight@12,exception@20:1`` in the environment of the command that
-starts the processes. ``KIND@STEP`` puts NaN in on every rank each time the step is done;
-``KIND@STEP:RANK`` does something to one rank (`bit` turns one of a weight over, the others are
-below), in the first generation of an attempt alone, so that a restart is not hit by it again. Each
-of them says so in its log. Nothing of Shardyard sets the variable but `shardyard drill`.
+starts the processes. ``KIND@STEP`` puts NaN in on every rank each time the step is done.
+``KIND@STEP:RANK`` acts on one rank (`bit` flips one of a weight, the others are below). It acts
+only in the first generation of an attempt, so that a restart is not hit by it again. Each of
+them says so in its log. In Shardyard, only `shardyard drill` sets the variable.
 """
 
 import ctypes
@@ -120,7 +120,7 @@ def read_faults(environment: Mapping[str, str], *, rank: int = 0, generation: in
 
 
 class _BeforeStep:
-    """What is done to this rank, by step."""
+    """Faults of this rank, by step."""
 
     def __init__(self, acts: Mapping[int, Callable[[], None]], slow: "_Slow | None") -> None:
         self._acts = acts

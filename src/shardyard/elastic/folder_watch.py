@@ -1,6 +1,7 @@
-"""Notices that the run's folder is gone while a run trains: removed, renamed or unmounted.
+"""Detection of a run folder that is removed, renamed or unmounted while the run trains.
 
-Nothing else would: files that are open stay writable, so steps go on until one cannot be saved.
+No other check would notice: open files stay writable, so steps continue until one cannot be
+saved.
 """
 
 import errno
@@ -14,7 +15,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 class FolderWatch:
-    """Looks for one file now and then, in a thread: storage that hangs must hold up nobody."""
+    """Checks for one file now and then, in a thread, so that hanging storage blocks only that."""
 
     def __init__(self, file: Path) -> None:
         """Begin to watch a file that is there as long as its folder is."""

@@ -53,7 +53,7 @@ _ALWAYS = (
 
 _SCRATCH_PREFIX = "shardyard-agent-"
 _SWEEP_AGE_S = 60.0
-"""Younger folders are left alone: their agent may not have locked them yet."""
+"""Younger folders are kept: their agent may not have locked them yet."""
 
 _TO_LOCK = os.O_RDONLY | os.O_CLOEXEC
 
@@ -63,10 +63,10 @@ _PRELOAD = "SHARDYARD_PRELOAD"
 
 
 def preload_of(recipe: Recipe) -> tuple[str, ...]:
-    """Modules that workers of a recipe need, and each would import at its first use.
+    """Return the modules that workers of a recipe need, and each would import at its first use.
 
-    The compiler alone takes seconds. What packages add is left to the workers: if it cannot be
-    imported, they say so in words.
+    The compiler by itself takes seconds. Plug-ins of packages are left to the workers: they
+    report in words if one cannot be imported.
     """
     task = TASKS.get(recipe.task.name)
     of_task = () if task is None else (task.code.partition(":")[0],)
@@ -82,11 +82,11 @@ def start(preload: Sequence[str], *, secrets: Collection[str] = ()) -> None:
 
     It gets no secrets. Workers do, through a pipe: see ``variables_of_workers``.
 
-    The folder of its socket is removed when this process ends, by the server if this process is
-    killed, and by a later agent if both are.
+    The folder of its socket is removed when this process ends. The server does it if this
+    process is killed, and a later agent if both are.
 
     Args:
-        secrets: Variables that are secret whatever they are called.
+        secrets: Variables that are secret under any name.
     """
     scratch = _make_scratch_dir()
     tempfile.tempdir = scratch
@@ -149,7 +149,7 @@ def sweep(folder: Path) -> None:
 def stop() -> None:
     """End the server, and with it all workers.
 
-    It is killed: it holds nothing but modules, and to take torch down in order costs it seconds.
+    It is killed: it holds only modules, and an orderly end of torch would take seconds.
     """
     with suppress(OSError):  # it was killed before
         if (pid := _server()._forkserver_pid) is not None:
@@ -160,7 +160,7 @@ def stop() -> None:
 
 @dataclass(frozen=True)
 class ServerEnd:
-    """How the server ended while its workers ran."""
+    """End of the server while its workers ran."""
 
     pid: int
     exit_status: int
@@ -168,7 +168,7 @@ class ServerEnd:
 
 
 def ended() -> ServerEnd | None:
-    """How the server ended, or None while it runs; leaves it to multiprocessing to wait for it."""
+    """Return how the server ended, or None while it runs; only multiprocessing waits for it."""
     pid = _server()._forkserver_pid
     if pid is None:
         return None
@@ -180,7 +180,7 @@ def ended() -> ServerEnd | None:
 
 
 def _server() -> Any:
-    """What multiprocessing knows of the server; it has no public way to wait for its end."""
+    """Return multiprocessing's server object; it has no public way to wait for its end."""
     return mp_forkserver._forkserver
 
 

@@ -64,7 +64,7 @@ DRAINED = "drained"
 _SETTLE_S = 0.3
 """Wait after an ambiguous loss: its cause may be a peer whose end is noticed a moment later."""
 _PEER_REPORT_S = 3.0
-"""Wait for the other nodes' losses; a node that says nothing for so long is gone."""
+"""Seconds to wait for other nodes' losses; a node that is silent for so long is gone."""
 _PEER_START_S = 60.0
 _CUT_OFF_S = 3.0
 """A store that has not answered for so long, while ranks hang, does not answer."""
@@ -74,7 +74,7 @@ _DEAD_S = 30
 
 
 class StoppedBeforeStart(Exception):  # noqa: N818  not an error
-    """A drain was requested before there were workers; nothing is lost."""
+    """A drain was requested before there were workers; no work is lost."""
 
 
 class GroupAgent(ProcessesAgent):
@@ -103,13 +103,14 @@ class GroupAgent(ProcessesAgent):
         findings: Findings = tuple,
     ) -> None:
         """Args:
-        stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
-        use_standby: Processes wait to take over after a loss.
-        has_met: Told the nodes of each meeting, and those that were left out.
+        stages: Stages of the pipeline, or 1; None: heartbeats do not tell ranks apart on these
+            devices.
+        use_standby: Whether standby processes wait to take over after a loss.
+        has_met: Called with the nodes of each rendezvous, and the excluded ones.
         is_lease_available: Whether no agent of another node holds the run.
-        min_nodes: The run goes on with no fewer.
-        leave_out_for: Verdicts of which not only is told.
-        findings: What is wrong with this node's devices, asked now and then.
+        min_nodes: Fewest nodes with which the run continues.
+        leave_out_for: Verdicts that exclude a node, in addition to a report.
+        findings: Returns the faults of this node's devices; called now and then.
         """
         super().__init__(spec)
         self._run = run
@@ -146,7 +147,7 @@ class GroupAgent(ProcessesAgent):
         self.restart_policy = RestartPolicy(restarts, min_nodes=min_nodes)
         self._rules = ExclusionRules(leave_out_for, self.restart_policy)
         self.losses: list[Loss] = []
-        """What ended the newest generation, on all nodes; empty while it is well."""
+        """Causes of the newest generation's end, on all nodes; empty while it is well."""
         self.lost_nodes: list[LostNode] = []
         """Nodes that were gone at the newest loss: they did not say how their workers are."""
 
@@ -388,7 +389,7 @@ class GroupAgent(ProcessesAgent):
             self.write_event(told.kind, **told.fields, **({"stays": stays} if stays else {}))
 
     def _excludes_node(self, result: RunResult) -> bool:
-        """Whether a rule of the recipe has all go on without a node, which leaves now."""
+        """Return whether a rule of the recipe lets all continue without a node, which leaves now."""
         has_finished = result.state is WorkerState.SUCCEEDED and not _have_drained(result)
         if self._drain.is_requested or has_finished:
             return False
@@ -440,7 +441,7 @@ class GroupAgent(ProcessesAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def should_restart(self) -> bool:
-        """Judge the newest loss, once; all may go on without the node on which it began."""
+        """Judge the newest loss, once; all may continue without the node on which it began."""
         size = self.get_worker_group().spec.local_world_size
         group_rank = find_origin(self.losses, self.lost_nodes, self._hangs, ranks_per_node=size)
         node = None if group_rank is None else self._messages.nodes[group_rank]
@@ -462,7 +463,7 @@ class GroupAgent(ProcessesAgent):
         return verdict.should_restart
 
     def _exclude(self, node: Node, cause: str, **details: str) -> None:
-        """Go on without a node, which may be this one."""
+        """Continue without a node, which may be this one."""
         self.restart_policy.failure_history.exclude(node)
         left = sum(each != node for each in self.remaining_nodes())
         fields = {**node.event(), "machine": node.machine, "cause": cause, "nodes_left": left}
@@ -470,13 +471,14 @@ class GroupAgent(ProcessesAgent):
         self._is_excluded = node == self._node
 
     def leave(self) -> None:
-        """Be gone for the others, who go on."""
+        """Leave the other nodes, which continue."""
         self._rendezvous_handler.leave(self.get_worker_group().group_rank or 0)
 
     def _gather_losses(self, own_losses: list[Loss]) -> None:
-        """What the other nodes lost. Where the cause is not clear here, wait to hear it.
+        """Collect the losses of the other nodes; wait for them where the cause is not clear here.
 
-        A node that has nothing to say by then is gone, and the next meeting begins without it.
+        A node without a report by then counts as gone, and the next rendezvous begins without
+        it.
         """
         is_clear = any(loss.is_clear for loss in own_losses)
         theirs = self._messages.from_others("losses", wait_s=0.0 if is_clear else _PEER_REPORT_S)
@@ -488,7 +490,7 @@ class GroupAgent(ProcessesAgent):
             self._rendezvous_handler.forget(silent, round=self._round)
 
     def handle_lost_store(self, cause: str, *, node_rank: int) -> None:
-        """The node that served the store is gone; nobody can be asked how it is. Safe to repeat."""
+        """Record the loss of the store's node, whose state is now unknown. Safe to repeat."""
         if self.generation < 0:
             return  # it never answered: there was no generation to lose
         self.is_in_rendezvous = True  # or looks for where to meet
@@ -522,7 +524,7 @@ class GroupAgent(ProcessesAgent):
         return sorted(left, key=lambda node: node.rank)
 
     def use_rendezvous(self, handler: Rendezvous, store: TCPStore, location: StoreLocation) -> None:
-        """Meet there from now on; told by the node that serves the store."""
+        """Set the rendezvous to use from now on; the node that serves the store logs it."""
         spec = self.get_worker_group().spec
         spec.rdzv_handler, spec.master_addr, spec.master_port = handler, store.host, store.port
         if location.node_rank == self._node.rank:

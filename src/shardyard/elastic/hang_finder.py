@@ -1,8 +1,8 @@
-"""Finds the rank that hangs, together with the agents of the other nodes.
+"""Search for the rank that hangs, together with the agents of the other nodes.
 
-An agent whose ranks have not moved for too long asks the others how theirs are. Only when every
-agent has said that none of its ranks moves, is one blamed; an agent that does not answer is gone.
-No agent waits for another meanwhile: each goes on answering.
+An agent whose ranks have not moved for too long asks the others how theirs are. A rank is
+blamed only when every agent has answered that none of its ranks moves; an agent that does not
+answer is gone. No agent waits for another meanwhile: each continues to answer.
 
     shardyard/looks             how many questions have been asked
     shardyard/looks-<n>/<g>     what the node with group rank g sees of its ranks, for question n
@@ -73,7 +73,7 @@ class HangFinder:
         return self._collect(self._question)
 
     def decided(self) -> list[Hang]:
-        """What an agent has found, for all nodes."""
+        """Return the hangs that an agent has found, for all nodes."""
         told = self._messages.decided("hung")
         return [Hang(**{**each, "doing": Activity(each["doing"])}) for each in told]
 
@@ -113,7 +113,7 @@ class HangFinder:
         self._num_responses = asked
 
     def _stacks(self) -> Mapping[int, Sequence[Frame]]:
-        """Of the main threads, by process; none while all may be well."""
+        """Return the stacks of the main threads, by process; empty while all may be well."""
         if not self.watch.is_suspicious():
             return {}
         if self._dumped_at_move != self.watch.moves:

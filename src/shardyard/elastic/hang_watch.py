@@ -33,12 +33,14 @@ from shardyard.train.hooks import WorkerPhase
 
 _WAITING_FILES = ("/torch/distributed/", "/shardyard/parallel/pipeline.py")
 _WAITING_FUNCTIONS = {("/shardyard/train/step.py", "read")}
-"""Where a rank waits for others and cannot note it: torch's own collectives of a pipeline, and on
-an accelerator the end of what was queued."""
+"""Functions in which a rank waits for others and cannot record it.
+
+These are torch's own collectives of a pipeline, and on an accelerator the end of queued work.
+"""
 
 
 class Activity(StrEnum):
-    """What a rank that does not move is at."""
+    """Activity of a rank that does not move."""
 
     STOPPED = "stopped"
     STORAGE = "storage"
@@ -47,7 +49,7 @@ class Activity(StrEnum):
     """For other ranks."""
     COMPUTING = "computing"
     STARVED = "starved"
-    """Could go on, and gets no processor."""
+    """Ready to continue, but without a processor."""
     SLEEPING = "sleeping"
 
 
@@ -65,12 +67,12 @@ class RankStatus:
     is_overdue: bool
     """For what it is at."""
     is_long_overdue: bool
-    """For whatever it is at."""
+    """Whether it is long overdue for any activity."""
     doing: Activity
     where: str | None
     """Innermost Python code of its main thread; None: it did not answer."""
     collective: str | None
-    """What it waits in, where it waits for other ranks."""
+    """Collective in which it waits for other ranks; None: it does not wait for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Hang:
     step: int
     phase: str
     collective: str | None
-    """What the others wait in; None: nobody waits."""
+    """Collective in which the others wait; None: no rank waits."""
     doing: Activity
     reason: str
     quiet_s: float
@@ -97,7 +99,7 @@ class Hang:
 
     @property
     def cause(self) -> str:
-        """Of the loss that ends it."""
+        """Describe the cause of the loss that ends this hang."""
         return f"hung for {self.quiet_s:.1f} s in step {self.step}, {self.phase}: {self.reason}"
 
 
@@ -139,7 +141,10 @@ def _hang(status: RankStatus, *, others: int, collective: str | None) -> Hang:
 
 
 def waits_in(stack: Sequence[Frame]) -> str | None:
-    """What a stack, innermost frame first, waits in for other ranks; None: it does not."""
+    """Return the collective in which a stack, innermost frame first, waits for other ranks.
+
+    None: it does not wait for them.
+    """
     if not stack:
         return None
     is_waiting = any(part in stack[0].file for part in _WAITING_FILES) or any(
@@ -189,12 +194,12 @@ minute until a neighbour has the snapshot before (``checkpoint/snapshots/take.py
 _LONGEST_GAP_S = 0.5
 """Between two looks: of a longer one this node itself was held up, and so perhaps its ranks."""
 _BUSY_SHARE = 0.2
-"""Of a processor: less than this is not computing."""
+"""Least share of a processor that counts as computing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets:
-    """How long no rank may move."""
+    """Longest times without a move of any rank."""
 
     least_s: float
     steps: float
@@ -206,7 +211,7 @@ class Budgets:
 
     @classmethod
     def of(cls, elastic: Elastic, *, compiles: bool) -> "Budgets | None":
-        """Those of a recipe; None: hangs are not looked for."""
+        """Return the budgets of a recipe; None if it does not look for hangs."""
         if elastic.hang_steps is None:
             return None
         return cls(
@@ -219,7 +224,7 @@ class Budgets:
 
 @dataclass
 class RankTracker:
-    """What has been seen of one rank; every rank of the node has one."""
+    """Observations of one rank; every rank of the node has one."""
 
     heartbeat: HeartbeatRecord | None = None
     """None: it has not noted anything."""
@@ -230,7 +235,7 @@ class RankTracker:
     letters: set[str] = field(default_factory=set)
     """States of the process since then."""
     letter: str = ""
-    """That of the newest look."""
+    """State of the process at the newest look."""
     _cpu_before_s: float = 0.0
 
     def update(
@@ -251,10 +256,10 @@ class RankTracker:
         return False
 
     def activity(self, *, waits: bool = False) -> Activity:
-        """What it is at while it does not move.
+        """Return the activity of a rank while it does not move.
 
         Args:
-            waits: It is known to wait for other ranks, though it has not noted so.
+            waits: The rank is known to wait for other ranks, though it has not recorded it.
         """
         if self.letter == STOPPED:
             return Activity.STOPPED
@@ -279,8 +284,8 @@ class HangWatch:
         state_of: Callable[[int], ProcessState | None] = process_state,
     ) -> None:
         """Args:
-        read: Notes by local rank; none as long as nobody has noted anything.
-        pids: Of the workers, by local rank.
+        read: Returns heartbeats by local rank; none until a rank has written one.
+        pids: Process ids of the workers, by local rank.
         """
         self._budgets = budgets
         self._read, self._state_of = read, state_of
@@ -294,7 +299,7 @@ class HangWatch:
         self._ranks = [RankTracker() for _ in pids]
         self.pauses = PauseDetector(len(pids))
         self.moves = 0
-        """How often a rank was seen to have moved."""
+        """Number of times that a rank was seen to have moved."""
 
     def poll(self, now_s: float) -> None:
         """Look at every rank; ``now_s`` by the monotonic clock."""
@@ -325,11 +330,11 @@ class HangWatch:
     def statuses(
         self, ranks: Sequence[int], node: str, stacks: Mapping[int, Sequence[Frame]]
     ) -> list[RankStatus]:
-        """What is seen of each rank.
+        """Return the observations of each rank.
 
         Args:
             ranks: Their global numbers, by local rank.
-            stacks: Of those main threads, by process, that answered.
+            stacks: Stacks of the main threads that answered, by process.
         """
         with self._lock:
             return [
@@ -363,7 +368,7 @@ class HangWatch:
         )
 
     def _budget_s(self, heartbeat: HeartbeatRecord, activity: Activity) -> float:
-        """How long a rank may be at what it is at."""
+        """Return the longest time that a rank may spend on its current activity."""
         budgets = self._budgets
         if activity is Activity.STOPPED:
             return budgets.least_s

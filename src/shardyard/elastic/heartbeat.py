@@ -1,13 +1,14 @@
-"""What each rank notes in the agent's memory: how far it is, and whether it waits for the others.
+"""Heartbeats of each rank in the agent's memory: its progress, and waits for other ranks.
 
-A rank only writes, some nanoseconds a note, and the agent only reads: it never asks a worker
-anything, so a rank that cannot answer any more is seen like every other.
+A rank only writes, some nanoseconds a note, and the agent only reads. It never asks a worker
+anything, so it sees a rank that no longer answers like every other.
 
-Collectives are counted at the public functions of ``torch.distributed``, which FSDP2 and our own
-code call by their names: in a worker each of them is put into one that notes its begin and its end.
-Torch has no hook for it. Not seen are those inside of compiled graphs and of DTensor, and work that
-is waited for later (``async_op``, sends of a pipeline). On an accelerator a collective returns as
-soon as it is queued: there the counts say how far the host is, and compute holds the waits.
+Collectives are counted at the public functions of ``torch.distributed``, which FSDP2 and our
+own code call by their names. A worker wraps each of them to note its begin and its end; torch
+has no hook for it. Collectives inside of compiled graphs and of DTensor are not seen. Neither
+is work that is waited for later (``async_op``, sends of a pipeline). On an accelerator a
+collective returns as soon as it is queued: the counts are the host's progress, and compute
+holds the waits.
 """
 
 import inspect
@@ -64,7 +65,7 @@ class AgentMemory:
         return memory
 
     def size_bytes(self) -> int:
-        """As it is now; 0: nobody has given it a size."""
+        """Return the current size; 0 if none was set yet."""
         return os.fstat(self.descriptor).st_size
 
     def grow(self, size_bytes: int) -> None:
@@ -76,22 +77,22 @@ class AgentMemory:
         os.posix_fallocate(self.descriptor, 0, size_bytes)
 
     def write(self, content: bytes) -> None:
-        """Let it be this and nothing else; nobody may have mapped it."""
+        """Replace the content; no process may have mapped it."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, content, 0)
 
     def view(self) -> mmap.mmap | None:
-        """All of it as it is sized now; None: nobody has given it a size."""
+        """Map all of it at its current size; None: no size was set yet."""
         size_bytes = self.size_bytes()
         return mmap.mmap(self.descriptor, size_bytes) if size_bytes else None
 
 
 def attach(label: str, size_bytes: int | None = None) -> mmap.mmap | None:
-    """The agent's memory of this label, in a worker; None: no agent owns one.
+    """Return the agent's memory of this label, in a worker; None: no agent owns one.
 
     Args:
-        size_bytes: Of the whole piece; it grows to this if it is smaller, and never shrinks. None:
-            all that there is, and nothing where it has no size yet.
+        size_bytes: Size of the whole piece; it grows to this if it is smaller, and never
+            shrinks. None: all that there is, and no memory where it has no size yet.
 
     Raises:
         OSError: There is not as much memory.
@@ -121,18 +122,18 @@ def _variable(label: str) -> str:
 _RECORD = struct.Struct("9q")
 
 STEPS_KEPT = 32
-"""Of each rank, the newest: a look that comes later than this many steps has missed some."""
+"""Newest steps kept of each rank; a look that comes later than that misses some."""
 _GROUPS_KEPT = 3
-"""Of a step: groups of ranks that are not all of them, whose collectives are timed apart."""
+"""Groups kept of a step: partial groups of ranks, whose collectives are timed apart."""
 _KEPT = struct.Struct(f"{3 + 2 * _GROUPS_KEPT}q")
 """Number, compute, wait for samples; then (group, time in its collectives) of each."""
 _STEP_NUMBERS = _KEPT.size // 8
 _NUMBER = struct.Struct("q")
 _NUMBERS = (_RECORD.size + STEPS_KEPT * _KEPT.size) // 8
 _BYTES = 8 * _NUMBERS
-"""Of a rank."""
+"""Bytes of a rank."""
 _PART_BITS = 20
-"""Of each of the three numbers that name a group: its first and last rank, and how many it has."""
+"""Bits of each of the three numbers that name a group: first rank, last rank and size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class HeartbeatRecord:
     """The record of one rank, as the agent reads it."""
 
     pid: int
-    """Who wrote it; 0: nobody yet."""
+    """Process that wrote it; 0: none yet."""
     step: int
     """The one that is under way, or was the last."""
     phase: WorkerPhase
@@ -148,12 +149,14 @@ class HeartbeatRecord:
     collectives_ended: int
     """Both of the training thread: one less than begun while it waits in one."""
     step_ns: int
-    """How long the last step took, evaluations and saves left out; the first of a process is not
-    told, as it is unlike the others."""
+    """Duration of the last step without evaluations and saves.
+
+    The first step of a process is not recorded, as it is unlike the others.
+    """
     compute_ns: int
-    """What of it the rank did not spend in collectives; its wait for samples is in it."""
+    """Time of the step that the rank spent outside collectives; includes its wait for samples."""
     save_ns: int
-    """How long the longest copy for a checkpoint or a snapshot took; 0: it made none yet."""
+    """Longest duration of a copy for a checkpoint or a snapshot; 0: it made none yet."""
     moved_ns: int
     """When any of these changed last, by the monotonic clock of this machine."""
 
@@ -210,8 +213,10 @@ def clear_heartbeats(memory: AgentMemory | None) -> None:
 
 @cache
 def own_heartbeat() -> Heartbeat:
-    """Where this worker notes what it does, from now on its collectives too; outside an agent,
-    nowhere."""
+    """Return the heartbeats of this worker, and record its collectives from now on.
+
+    Outside an agent, they are not recorded.
+    """
     ranks, local_rank = (int(os.environ.get(n, 0)) for n in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
     memory = attach(NOTES, ranks * _BYTES) if ranks else None
     if memory is None:
@@ -230,20 +235,20 @@ class SharedHeartbeat(Heartbeat):
         self._waited_ns = 0
         self._data_ns = 0
         self._exchanged_ns: dict[int, int] = {}
-        """Of the step under way, by group."""
+        """Time in exchanges of the step under way, by group."""
         self._step_started_ns = 0
         self._waited_before_step_ns = 0
         self._fields[_PID] = os.getpid()
         self.enter(WorkerPhase.SET_UP)
 
     def enter(self, phase: WorkerPhase) -> None:
-        """As in Notes."""
+        """Enter a phase, as in Notes."""
         self._fields[_PHASE] = phase
         self._fields[_MOVED_NS] = time.monotonic_ns()
 
     @contextmanager
     def during(self, phase: WorkerPhase) -> Iterator[None]:
-        """As in Notes."""
+        """Be in a phase for a while, as in Notes."""
         before = WorkerPhase(self._fields[_PHASE])
         self.enter(phase)
         began_ns = self._fields[_MOVED_NS]
@@ -258,7 +263,7 @@ class SharedHeartbeat(Heartbeat):
                 self._data_ns += took_ns
 
     def begin_step(self, step: int, *, is_first: bool) -> None:
-        """As in Notes."""
+        """Begin a step, as in Notes."""
         self._fields[_STEP] = step
         self.enter(WorkerPhase.FIRST_STEP if is_first else WorkerPhase.STEP)
         self._step_started_ns = self._fields[_MOVED_NS]
@@ -267,7 +272,7 @@ class SharedHeartbeat(Heartbeat):
         self._exchanged_ns.clear()
 
     def end_step(self) -> None:
-        """As in Notes."""
+        """End a step, as in Notes."""
         now_ns = time.monotonic_ns()
         if self._fields[_PHASE] != WorkerPhase.FIRST_STEP:
             step_ns = now_ns - self._step_started_ns

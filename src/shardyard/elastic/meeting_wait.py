@@ -1,4 +1,4 @@
-"""What a node waits for at the rendezvous, said after some seconds and then ever more seldom."""
+"""Messages about a node's wait at the rendezvous: after some seconds, then ever more seldom."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ _LONGEST_S = 300.0
 
 
 class RendezvousWait:
-    """One node's wait: begun by its agent, told by whoever looks at it from another thread.
+    """One node's wait: its agent begins it, and another thread reads and reports it.
 
     Args:
-        node_rank: Of this node.
-        now_s: A clock that nobody sets.
+        node_rank: Rank of this node.
+        now_s: A monotonic clock.
     """
 
     def __init__(self, node_rank: int, *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +25,7 @@ class RendezvousWait:
         self._until_s = 0.0
         self._next_s, self._pause_s = 0.0, _FIRST_S
         self.silence = ""
-        """What does not answer, and why; empty: all answer."""
+        """Service that does not answer, and why; empty: all answer."""
 
     @contextmanager
     def waits_for(self, what: Callable[[], str], *, within_s: float) -> Iterator[None]:
@@ -45,7 +45,7 @@ class RendezvousWait:
         return self._what is not None
 
     def line(self) -> str | None:
-        """What is to be said now; None: nothing, or too little time has passed."""
+        """Return the message that is due; None: there is none, or too little time has passed."""
         what, now_s = self._what, self._now_s()
         if what is None or now_s < self._next_s:
             return None

@@ -1,9 +1,10 @@
-"""Which node the others go on without, and what its agent does until they have ended the attempt.
+"""Exclusion of a node, and its agent's wait until the others have ended the attempt.
 
-A node is left out once three losses in a row began on it within an hour, or, where the recipe says
-so, once one of its ranks is a straggler; both only while `elastic.min_nodes` are left, and one node
-an hour at most: where several seem bad, it is mostly something else. All agents hold the same
-against nodes, as they tell each other when they meet, and come to the same verdict.
+A node is excluded once three losses in a row began on it within an hour. Where the recipe asks
+for it, a node with a straggler among its ranks is excluded too. Both happen only while
+`elastic.min_nodes` are left, and for one node an hour at most: where several seem bad, it is
+mostly something else. All agents exchange their losses when they meet, and reach the same
+verdict.
 """
 
 import time
@@ -22,7 +23,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import end_of_attempt
 
 LOSSES = 3
-"""In a row that began on one node, before the others go on without it."""
+"""Losses in a row that began on one node, before the others continue without it."""
 _GONE_S = 120.0
 """Without a sign of the others: as long as another node may take to be seen in place of a lost one,
 with some to spare."""
@@ -30,7 +31,7 @@ _LOOK_S = 0.5
 
 
 class NodeExcluded(Exception):  # noqa: N818  not an error
-    """The others go on without this node."""
+    """The others continue without this node."""
 
 
 class NodeFailureHistory:
@@ -67,7 +68,7 @@ class NodeFailureHistory:
         return node, len(list(row))
 
     def exclude(self, node: Node) -> None:
-        """Note that the others go on without it."""
+        """Record that the others continue without it."""
         self._excluded.append((node, time.monotonic()))
         self._loss_origins.clear()
 
@@ -99,10 +100,10 @@ def find_origin(
     *,
     ranks_per_node: int,
 ) -> int | None:
-    """Group rank of the one node on which the end of a generation began.
+    """Return the group rank of the one node on which the end of a generation began.
 
     Returns:
-        None: it began on several at once, as where a switch fails, or nobody knows where.
+        None: it began on several at once, as where a switch fails, or the place is unknown.
     """
     if lost:
         groups = {node.group_rank for node in lost}
@@ -132,7 +133,7 @@ def lost_node(node: Node, nodes: Sequence[Node], *, ranks_per_node: int, cause: 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartDecision:
-    """What follows from a loss."""
+    """Consequences of a loss."""
 
     should_restart: bool
     exclusion_reason: str = ""
@@ -140,10 +141,10 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Those of one node's agent in one attempt; all agents of a run come to the same.
+    """Verdicts of one node's agent in one attempt; all agents of a run reach the same ones.
 
     Args:
-        min_nodes: The run goes on with no fewer.
+        min_nodes: Fewest nodes with which the run continues.
     """
 
     def __init__(self, restarts: RestartBudget, *, min_nodes: int) -> None:
@@ -160,14 +161,14 @@ class RestartPolicy:
         finished_step: int,
         hangs: Sequence[Hang] = (),
     ) -> RestartDecision:
-        """Judge what ended a generation, once.
+        """Judge the end of a generation, once.
 
         Args:
-            first: The loss that brought the others about.
-            node: On which it began; None: on several, or nobody knows.
+            first: The loss that caused the others.
+            node: Node on which it began; None: on several, or unknown.
             remaining: Nodes that are not lost.
             finished_step: The last of the generation.
-            hangs: What the loss put an end to.
+            hangs: Hangs that the loss ended.
         """
         if isinstance(first, Loss) and first.is_final:  # of the request or a file, no node's fault
             return RestartDecision(should_restart=False)
@@ -184,7 +185,7 @@ class RestartPolicy:
         return RestartDecision(should_restart=is_worth, exclusion_reason=why if is_worth else "")
 
     def keep_reason(self, node: Node, remaining: Sequence[Node]) -> str:
-        """Why the run cannot go on without a node; empty: it can."""
+        """Return why the run cannot continue without a node; empty: it can."""
         if sum(each != node for each in remaining) < self._min_nodes:
             return f"elastic.min_nodes={self._min_nodes} needs all {len(remaining)} nodes"
         if self.failure_history.has_recent_exclusion:
@@ -192,7 +193,7 @@ class RestartPolicy:
         return ""
 
     def describe_node_losses(self, remaining: Sequence[Node]) -> str:
-        """Of the one of several nodes on which the newest losses began; empty: there is none."""
+        """Describe the node among several on which the newest losses began; empty if there is none."""
         node, row = self.failure_history.latest_streak()
         if node is None or row < 2 or {*remaining} <= {node}:
             return ""
@@ -249,11 +250,11 @@ _DECISION = "left_out"
 
 
 class ExclusionRules:
-    """Those of one node's agent; the one that writes events decides for all.
+    """Verdict rules of one node's agent; the agent that writes events decides for all.
 
     Args:
-        rules: Verdicts for which a node is left out.
-        bounds: What holds for every node that is left out.
+        rules: Verdicts for which a node is excluded.
+        bounds: Limits that hold for every excluded node.
     """
 
     def __init__(self, rules: Sequence[str], bounds: RestartPolicy) -> None:
@@ -268,13 +269,13 @@ class ExclusionRules:
         messages: AgentMessages,
         remaining: Sequence[Node],
     ) -> str:
-        """Have all go on without the node of a rank that is slow from now on, if a rule says so.
+        """Let all continue without the node of a newly slow rank, if a rule asks for it.
 
         Args:
             factor: Times as long as its step takes.
 
         Returns:
-            Why it stays although one does; empty: it goes, or none does.
+            Why the node stays although a rule applies; empty: it goes, or no rule applies.
         """
         if not self._is_triggered(SLOW_RANK, messages):
             return ""
@@ -305,7 +306,7 @@ class ExclusionRules:
         return why
 
     def decided(self, messages: AgentMessages) -> tuple[Node, str, str] | None:
-        """The node that all go on without, why, and the verdict; None: nobody has said so."""
+        """Return the node that all continue without, why, and the verdict; None: no decision yet."""
         if not self._rules or not (told := messages.decided(_DECISION)):
             return None
         node = next(n for n in messages.nodes if n.rank == told[0]["node_rank"])
@@ -325,7 +326,7 @@ class ExclusionRules:
 
 
 def _no_gain_reason(factor: float, nodes: int) -> str:
-    """Why a step would take longer on the other nodes alone; empty: it would not.
+    """Return why a step would take longer on only the other nodes; empty: it would not.
 
     The batch of a step is dealt out to one node less, which then compute as much longer.
     """

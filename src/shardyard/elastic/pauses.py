@@ -1,7 +1,8 @@
-"""Which ranks are stopped now and then, as by SIGSTOP and SIGCONT or job control.
+"""Ranks that are paused now and then, as by SIGSTOP and SIGCONT or job control.
 
-The kernel says so of their processes. What they note does not: a stop that falls into a collective
-is a wait of all ranks alike. A rank that stays stopped hangs (`elastic/hang_watch.py`).
+The kernel reports it of their processes. Their heartbeats do not show it: a stop within a
+collective is a wait of all ranks alike. A rank that stays stopped hangs
+(`elastic/hang_watch.py`).
 """
 
 import threading
@@ -18,12 +19,15 @@ WINDOW_S = 10.0
 """Over which looks are counted."""
 _FEWEST_STOPS = 3
 _LEAST_SHARE = 0.2
-"""Of the looks, so that a step takes at least 1.25 times as long."""
+"""Least share of stopped looks, so that a step takes at least 1.25 times as long."""
 _FEWEST_LOOKS = 50
-"""Since the first stop; half of those that there are in the window, so that an agent that gets no
-processor counts nothing."""
+"""Fewest looks since the first stop.
+
+They are half of those that there are in the window, so that an agent without a processor counts
+none.
+"""
 _WELL_S = 20.0
-"""Without a stop, before a rank is told to be well."""
+"""Seconds without a stop before a rank is reported to be well."""
 _TELL_EVERY_S = 2.0
 
 
@@ -36,7 +40,7 @@ class PauseTransition:
     step: int
     """The one that it was at."""
     share: float
-    """Of the time, in which it was stopped."""
+    """Share of the time in which it was stopped."""
     is_over: bool
 
     @property
@@ -58,7 +62,7 @@ class PauseTransition:
 
 
 class PauseDetector:
-    """What has been seen of the processes of one node's ranks; one thread looks, another asks."""
+    """Observed stops of one node's ranks; one thread looks, another reads them."""
 
     def __init__(self, ranks: int) -> None:
         self._samples: deque[tuple[float, tuple[bool, ...]]] = deque()
@@ -78,7 +82,8 @@ class PauseDetector:
                     self._stopped_s[local_rank] = now_s
 
     def transitions(self) -> list[tuple[int, float, bool]]:
-        """What is new: local rank, share of the time that it was stopped, whether it is over."""
+        """Return what is new: local rank, share of the time that it was stopped, whether it is
+        over."""
         with self._lock:
             transitions: list[tuple[int, float, bool]] = []
             for local_rank in range(len(self._stopped_s)):

@@ -68,7 +68,7 @@ class _Slot:
         return self._view
 
     def snapshot(self) -> StoredSnapshot | None:
-        """What it holds; each text is read once."""
+        """Return the held snapshot; each text is read once."""
         view = self.view()
         head = None if view is None else read_head(view)
         if view is None or head is None:
@@ -102,13 +102,13 @@ class SnapshotStore:
         ]
 
     def latest(self, local_rank: int, generation: int) -> StoredSnapshot | None:
-        """Of an own rank, taken in this generation."""
+        """Return the newest snapshot of one of this node's ranks, taken in this generation."""
         found = [held for slot in self._own[local_rank] if (held := slot.snapshot()) is not None]
         mine = [held for held in found if held.text.snapshot_id.generation == generation]
         return max(mine, key=lambda snapshot: snapshot.text.snapshot_id, default=None)
 
     def holdings(self) -> list[SnapshotReplica]:
-        """What there is, own slots first."""
+        """Return all holdings, own slots first."""
         return [
             SnapshotReplica(
                 step=text.snapshot_id.step, generation=text.snapshot_id.generation, rank=text.rank,
@@ -178,7 +178,7 @@ class ExpectedSnapshots:
 
     generation: int
     ranks: range
-    """Of the node before."""
+    """Ranks of the preceding node."""
     world_size: int
 
 
@@ -191,7 +191,7 @@ class SnapshotServer:
         """Listen on a free port.
 
         Args:
-            host: An address of this node; nothing listens on its others.
+            host: Address of this node; its other addresses are not listened on.
 
         Raises:
             OSError: The address cannot be used.
@@ -208,7 +208,7 @@ class SnapshotServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Hear nobody any more; what was being taken in is dropped."""
+        """Close all connections; incomplete snapshots are dropped."""
         self._is_over = True
         for each in (self._listener, *list(self._links)):
             with suppress(OSError):
@@ -296,8 +296,7 @@ _LOOK_S = 0.02
 """Between two looks for a sealed slot."""
 _SOON_S = 6.0
 _AGAIN_S = 60.0
-"""Until a neighbour that could not be reached, or refused a snapshot, is tried again: the first
-time, and later."""
+"""Seconds until an unreachable or rejecting peer is tried again: first time, and later."""
 
 ReportFunction = Callable[[str], None]
 """Tells why snapshots of this node are not copied; called from a thread."""
@@ -311,9 +310,9 @@ class RingPosition:
     group_rank: int
     num_nodes: int
     store: tuple[str, int]
-    """Where the store of the meeting answers."""
+    """Address of the rendezvous store."""
     seal: Seal
-    """Of the attempt."""
+    """Seal of the attempt."""
 
     @classmethod
     def of(cls, group: WorkerGroup, generation: int, seal: Seal) -> "RingPosition":
@@ -385,7 +384,7 @@ class PeerReplication:
         self, position: RingPosition, messages: AgentMessages, report: ReportFunction
     ) -> None:
         """Raises:
-        OSError: Nothing can listen here, or an agent that is needed does not say anything.
+        OSError: No port can be used here, or a needed agent does not answer.
         """
         ranks, me = self.snapshots.local_ranks, position.group_rank
         before, after = ((me + way) % position.num_nodes for way in (-1, 1))
@@ -480,10 +479,10 @@ class Sender:
 def _exchange(
     messages: AgentMessages, kind: str, group_rank: int, payload: dict[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Tell the other agents something; what all have told, by group rank.
+    """Send the other agents an entry; return the entries of all, by group rank.
 
     Raises:
-        TimeoutError: One of them has not.
+        TimeoutError: One of them has not sent one.
     """
     me = {"group_rank": group_rank, **payload}
     messages.publish(kind, [me])

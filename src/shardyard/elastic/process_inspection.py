@@ -1,4 +1,7 @@
-"""What the kernel says of a process, without asking it: stopped, waiting for storage, computing."""
+"""State of a process as the kernel has it: stopped, waiting for storage, computing.
+
+The process itself is not needed for an answer.
+"""
 
 import faulthandler
 import os
@@ -24,7 +27,7 @@ class ProcessState:
     """One look at the main thread of a process."""
 
     letter: str
-    """As in proc(5)."""
+    """State letter, as in proc(5)."""
     cpu_s: float
     """Processor time that it has had so far."""
 
@@ -52,7 +55,7 @@ _SIGNAL = signal.SIGUSR2
 _ANSWER_WITHIN_S = 1.0
 _POLL_S = 0.05
 _MAIN_THREAD = "Current thread "
-"""How the section begins of the thread that the signal met; the kernel prefers the main one."""
+"""Begin of the section of the thread that got the signal; the kernel prefers the main one."""
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
@@ -69,7 +72,7 @@ class Frame:
 
 
 def dump_on_signal() -> None:
-    """Have this process dump the stacks of all its threads to stderr whenever it is asked."""
+    """Make this process dump the stacks of all its threads to stderr on a signal."""
     faulthandler.register(_SIGNAL, file=sys.stderr, all_threads=True)
 
 

@@ -1,6 +1,6 @@
-"""One node's worker processes, as torch's agent keeps them: who runs, who has ended, who is told.
+"""Worker processes of one node, as torch's agent keeps them: running, ended, with orders.
 
-What they mean to the other nodes is not known here; see `group.py`.
+Their meaning to the other nodes is not known here; see `group.py`.
 """
 
 import os
@@ -23,7 +23,7 @@ from shardyard.io.polling import wait_for
 
 
 class OwnLogs(LogsSpecs):
-    """Tells torch to leave the workers' output alone; each redirects its own."""
+    """Log settings that make torch leave the workers' output as it is; each redirects its own."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         nowhere = dict.fromkeys(envs, "")
@@ -51,7 +51,7 @@ class ProcessesAgent(LocalElasticAgent):
         torch_private.kill_without_grace(self)
         self._standby_pool: StandbyPool | None = None
         self._variables: dict[str, str] = {}
-        """Of each worker, in addition to torch's: they are forks of a server that has others."""
+        """Variables of each worker in addition to torch's; the server that forks it has others."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with (
@@ -104,7 +104,10 @@ class ProcessesAgent(LocalElasticAgent):
                 os.kill(pid, number)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        """End the workers. Torch asks for it where agents lost each other: nothing can be saved, so
-        nothing is waited for. Torch 2.11 has no setting for that, and would wait half a minute."""
+        """End the workers without waiting.
+
+        Torch calls this where agents lost each other, so state cannot be saved. Torch 2.11 has
+        no setting for that, and would wait half a minute.
+        """
         torch_private.end_workers(self, death_sig, timeout)
         super()._shutdown(death_sig)

@@ -1,11 +1,11 @@
-"""What a restart is worth: nothing after the same failure twice, and bad luck has a budget an hour.
+"""Value of a restart: none after the same failure twice; bad luck has a budget per hour.
 
-The same failure: its words without their numbers and the last finished step are those of an earlier
-one, and the run has not come beyond that step in between. Neither a checkpoint nor a snapshot is
-asked about: both hold steps up to the one that fails, and say nothing of it. Of a hang it is the
-rank, the step and the phase. A process that somebody killed or stopped brings no cause of its own,
-so that it is bad luck each time. The earlier failures stand in events.jsonl: an agent that joins
-later, and the next attempt where a scheduler started all again, know them too.
+Two failures are the same if their words match without numbers and their last finished step is
+equal. The run must not have passed that step in between. Checkpoints and snapshots do not
+matter: both hold steps up to the one that fails. For a hang, rank, step and phase are compared.
+A process that somebody killed or stopped brings no cause of its own, so it is bad luck each
+time. The earlier failures are in events.jsonl. An agent that joins later reads them there, and
+so does the next attempt where a scheduler restarted all.
 """
 
 import re
@@ -22,8 +22,10 @@ from shardyard.rundir.layout import RunDir
 
 HOUR_S = 3600.0
 _OWN_HANGS = (Activity.COMPUTING, Activity.SLEEPING, Activity.WAITING)
-"""What a rank does of itself; its process was stopped, its storage or processor failed it from
-outside."""
+"""Activities that a rank is itself the cause of.
+
+In others, its process was stopped, or its storage or processor failed it from outside.
+"""
 _AT_STEP = ("worker_lost", "checkpoint_loaded", "snapshot_restored", "checkpoint_durable")
 """Kinds of events whose ``step`` the run had finished."""
 _GOES_ON = ('"checkpoint_loaded"', '"snapshot_restored"')
@@ -33,7 +35,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a generation, as far as it can come again."""
+    """Cause of a generation's end, as far as it can happen again."""
 
     cause: str
     step: int
@@ -41,10 +43,10 @@ class Failure:
 
     @staticmethod
     def of(loss: Loss, hangs: Sequence[Hang] = ()) -> "Failure | None":
-        """None: it came from outside, so that nothing says that it comes again.
+        """Return the failure behind a loss; None if it came from outside and need not repeat.
 
         Args:
-            hangs: What the loss put an end to.
+            hangs: Hangs that the loss ended.
         """
         if hangs:
             first = min(hangs, key=lambda hang: hang.rank or 0)
@@ -53,7 +55,7 @@ class Failure:
 
     @staticmethod
     def from_event(event: dict[str, Any]) -> "Failure | None":
-        """As ``of``, from an event; None too where an older version wrote it."""
+        """Return the failure of an event, like ``of``; None too where an older version wrote it."""
         if event["kind"] == "worker_hung" and type(event.get("finished_step")) is int:
             return Failure._of_hang(event, step=event["finished_step"])
         is_told = event["kind"] == "worker_lost" and type(event.get("step")) is int
@@ -77,7 +79,7 @@ class Failure:
 
 @dataclass
 class RestartBudget:
-    """Those of one node's agent in one attempt; all agents of a run come to the same verdicts."""
+    """Restarts of one node's agent in one attempt; all agents of a run reach the same verdicts."""
 
     limit: int
     """``elastic.max_restarts``."""
@@ -89,7 +91,7 @@ class RestartBudget:
     _without_progress: int = 0
 
     def used(self) -> int:
-        """How many there were within the last hour."""
+        """Return the number of restarts within the last hour."""
         now_s = time.monotonic()
         return sum(now_s - at_s < HOUR_S for at_s in self._times_s)
 
@@ -101,13 +103,13 @@ class RestartBudget:
         hangs: Sequence[Hang] = (),
         is_of_node: bool = False,
     ) -> bool:
-        """Whether to start again after a loss.
+        """Return whether to restart after a loss.
 
         Args:
             finished_step: The last of the generation; failures before it did not come again.
-            hangs: What the loss put an end to.
-            is_of_node: Whether the same may not come again on other nodes, with which the run can
-                go on: that is tried before the run is given up.
+            hangs: Hangs that the loss ended.
+            is_of_node: Whether the failure may not repeat on other nodes, with which the run
+                can continue: that is tried before the run is given up.
         """
         failure = Failure.of(loss, hangs) if isinstance(loss, Loss) else None
         self.earlier = _not_passed(self.earlier, finished_step)
@@ -124,7 +126,7 @@ class RestartBudget:
         """Count a restart; returns the seconds to wait before it.
 
         The first one after a durable checkpoint comes at once. Each further one without another
-        waits twice as long as the one before: what is wrong outside may need time to mend.
+        waits twice as long as the preceding one: an outside problem may need time to end.
         """
         is_first = not self._times_s or durable_step != self._durable_step
         self._without_progress = 0 if is_first else self._without_progress + 1
@@ -136,10 +138,11 @@ class RestartBudget:
 
 
 def earlier_failures(run: RunDir, attempt: int) -> set[Failure]:
-    """Those that a restart may repeat: of this attempt, and of those that led to it unmended.
+    """Return the failures that a restart may repeat, of this attempt and its predecessors.
 
-    An attempt that failed by itself (exit code 1) is started again by people alone, who may have
-    mended why; one that lost a node, or was killed, by its scheduler.
+    An attempt that failed by itself (exit code 1) is restarted only by people, who may have
+    fixed the cause: failures up to its end do not count. A scheduler restarts an attempt that
+    lost a node or was killed.
     """
     failures: set[Failure] = set()
     for event in read_lines(run.events):
@@ -156,12 +159,15 @@ def earlier_failures(run: RunDir, attempt: int) -> set[Failure]:
 
 
 def _not_passed(failures: set[Failure], step: int) -> set[Failure]:
-    """Those after which the run has not come further, once it has finished a step."""
+    """Keep the failures that the run has not passed, once it has finished a step."""
     return {each for each in failures if each.step >= step}
 
 
 def last_finished_step(run: RunDir, attempt: int, generation: int) -> int:
-    """Of a generation, by metrics.jsonl; where it finished none, the one it went on from."""
+    """Return the last step that a generation finished, by metrics.jsonl; else its first one.
+
+    Without a finished step, this is the step from which it continued.
+    """
     for line in read_lines_backwards(run.metrics):
         if line.get("attempt") == attempt and line.get("generation") == generation:
             return int(line["step"])
@@ -187,6 +193,6 @@ def steps_done(run: RunDir, attempt: int, generation: int, *, most: int) -> int:
 
 
 def durable_step(run: RunDir) -> int | None:
-    """Of the newest durable checkpoint."""
+    """Return the step of the newest durable checkpoint."""
     folder = run.latest_checkpoint()
     return None if folder is None else int(folder.name.rpartition("-")[2])

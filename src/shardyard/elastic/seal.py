@@ -31,11 +31,11 @@ class Seal:
     secret: bytes = field(repr=False)
 
     def derived(self, purpose: str) -> bytes:
-        """Another secret for one purpose, from which nobody learns this one."""
+        """Derive another secret for one purpose; it does not reveal this one."""
         return self._mac("purpose", purpose.encode())
 
     def sealed(self, name: str, content: bytes) -> bytes:
-        """A value to be kept under this name alone."""
+        """Seal a value for this name only."""
         return self._mac(name, content).hex().encode() + b" " + content
 
     def opened(self, name: str, value: bytes) -> bytes:

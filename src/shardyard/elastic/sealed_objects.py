@@ -24,7 +24,7 @@ class _Pickler:
 
 
 class _Unpickler:
-    """Reads one sealed pickle, and nothing else."""
+    """Reader of exactly one sealed pickle."""
 
     def __init__(self, seal: Seal, file: BinaryIO) -> None:
         self._seal, self._file = seal, file

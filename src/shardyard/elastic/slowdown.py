@@ -1,4 +1,4 @@
-"""What holds up all ranks of a run and is no hang: slow ranks and links, late samples, stops."""
+"""Slowdowns of a whole run that are no hang: slow ranks and links, late samples, stops."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,17 @@ from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, Slowness, S
 
 _LOOK_EVERY_S = 2.0
 _TOLD_S = 6.0
-"""So long a block is told; a few looks, so that all nodes tell the same ones at some moment."""
+"""Seconds for which a block is published.
+
+It covers a few looks, so that all nodes publish the same blocks at some moment.
+"""
 _MOST_TOLD = 16
-"""Blocks of a rank at once; of quick steps every second, fourth, ... is told."""
+"""Most blocks of a rank at once; of quick steps every second, fourth, ... is published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """What is told of a rank or a link, and where it is."""
+    """Slowness of a rank or a link, and its nodes."""
 
     slowness: Slowness
     nodes: tuple[str, ...]
@@ -33,7 +36,7 @@ class Straggler:
 
     @property
     def kind(self) -> str:
-        """Of the event."""
+        """Return the kind of the event."""
         return "slow_link" if self.slowness.what == "link" else "straggler"
 
     @property
@@ -85,20 +88,20 @@ class StragglerWatch:
         self.latest_steps = [0] * len(ranks)
         """Step of each rank that was seen last, by local rank."""
         self._steps: list[list[StepRecord]] = [[] for _ in ranks]
-        """Of each rank, those of the block that is not over."""
+        """Steps of each rank in the block that is not over."""
         self._blocks: dict[int, tuple[float, list[RankBlock]]] = {}
         """Number -> when it was over, and what this node's ranks took."""
         self._polled_s = time.monotonic()
 
     def poll(self, steps: Sequence[Sequence[StepRecord]], *, is_evaluator: bool) -> list[Straggler]:
-        """Take in what the ranks of this node noted; now and then, tell or judge.
+        """Take in the step times of this node's ranks; now and then, publish or judge them.
 
         Args:
-            steps: Of each rank those behind ``latest_steps``, in order.
+            steps: Steps of each rank after ``latest_steps``, in order.
             is_evaluator: Whether this node's agent compares those of all nodes.
 
         Returns:
-            What is to be told.
+            Stragglers to report.
         """
         for local_rank, noted in enumerate(steps):
             for step in noted:
@@ -139,7 +142,7 @@ class StragglerWatch:
         return [block for n in sorted(whole) if n % stride == 0 for block in whole[n]]
 
     def _evaluate(self, blocks: Sequence[RankBlock]) -> Iterator[Straggler]:
-        """Those blocks that no look has seen and that all ranks have told."""
+        """Judge the blocks that all ranks have published and no earlier look has judged."""
         by_number: dict[int, dict[int, RankBlock]] = {}
         for block in blocks:
             by_number.setdefault(block.block, {})[block.rank] = block
@@ -153,7 +156,7 @@ class StragglerWatch:
 
 
 def block_of(steps: Sequence[StepRecord], *, rank: int, node: str) -> RankBlock:
-    """What a rank took in each step of one block."""
+    """Return a rank's times in each step of one block."""
     names = set(steps[0].exchange_ns).intersection(*(step.exchange_ns for step in steps))
     return RankBlock(
         rank=rank,
@@ -180,7 +183,7 @@ class SlowdownEvent:
     """Something that is new."""
 
     kind: str
-    """Of the event."""
+    """Kind of the event."""
     fields: dict[str, object]
     rank: int
     """The one it is of, or the first of a link's."""
@@ -198,9 +201,10 @@ class SlowdownWatch:
         stages: int | None, heartbeats: AgentMemory | None, hang_watch: HangWatch | None,
     ) -> None:  # fmt: skip
         """Args:
-        ranks: Those of this node, by local rank.
-        stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
-        hang_watch: Sees which processes are stopped; None: nothing looks.
+        ranks: Ranks of this node, by local rank.
+        stages: Stages of the pipeline, or 1; None: heartbeats do not tell ranks apart on these
+            devices.
+        hang_watch: Sees which processes are stopped; None: stops are not watched.
         """
         self._heartbeats, self._ranks = heartbeats, ranks
         self._stops = None if hang_watch is None else PauseWatch(

@@ -40,7 +40,7 @@ from shardyard.train.step import Stepper
 
 _METHOD = "forkserver"
 READY_NAME = "parked"
-"""What `ps` and `top` call one that is ready, until it is a worker."""
+"""Name in `ps` and `top` of a process that is ready, until it is a worker."""
 _WORKER_NAME = "python"
 _GONE_S = 10
 """For killed processes to be gone."""
@@ -128,7 +128,7 @@ def _get_ready(settings: Resolved) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """What libraries say of a tiny model is of no use to anybody."""
+    """Suppress the output of libraries about a tiny model, which is of no use to users."""
     kept = [os.dup(stream) for stream in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -157,7 +157,10 @@ _RANK = 65_536
 axes, and would find this group, which is gone by then, for a run's."""
 
 _MOST_PARAMETERS = 2**24
-"""Of a block of the run's own: with gradients and AdamW's averages 256 MiB, for a moment."""
+"""Most parameters of a block of the run's own.
+
+With gradients and AdamW's averages they take 256 MiB, for a moment.
+"""
 _VOCAB = 64
 """Blocks do not know the vocabulary."""
 
@@ -180,9 +183,9 @@ def warm_up(of: Resolved, device: torch.device) -> None:
 
 
 def _own_block(of: Resolved, device: torch.device) -> tuple[Recipe, ModelShape] | None:
-    """One block of the run's model; None: nothing compiles it, or it is not for this process alone.
+    """Return one block of the run's model; None: it is not compiled, or is split over processes.
 
-    On a device there is no room for it beside the process that trains.
+    On a device there is no room for it next to the process that trains.
     """
     recipe, degrees = of.recipe, of.recipe.parallel
     is_split = any(each != 1 for each in (degrees.tp, degrees.cp, degrees.pp, degrees.ep))

@@ -1,7 +1,7 @@
-"""One worker process: its set-up, the training, and an end that nobody has to wait for.
+"""One worker process: its set-up, the training, and an end without waits.
 
-An error ends the process at once. Leaving through the interpreter's exit would run destructors of
-the process group, which wait for ranks that wait for this one.
+An error ends the process at once. Leaving through the interpreter's exit would run destructors
+of the process group, which wait for ranks that wait for this one.
 """
 
 import errno
@@ -42,7 +42,7 @@ from shardyard.rundir.run_secret import run_secret
 from shardyard.set_up import translate_set_up_errors
 
 Body = Callable[[RunDir, int, int, Callable[[], bool]], str]
-"""What a set-up worker does: (run, attempt, generation, drain_requested) -> outcome."""
+"""Function of a set-up worker: (run, attempt, generation, drain_requested) -> outcome."""
 
 _FAILURE_FILE_BYTES = 4096
 
@@ -84,7 +84,7 @@ def failure_path(run: RunDir, attempt: int, rank: int) -> Path:
 
 
 def read_failure(path: Path, generation: int) -> dict[str, Any] | None:
-    """What a rank of this generation wrote about its end; None if it could not."""
+    """Return a rank's record of its end in this generation; None if it could not write one."""
     try:
         content = read_json_object(path)
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def last_words(content: dict[str, Any]) -> bytes:
 
 
 def _with_full_disk_named(error: BaseException, log: Path) -> BaseException:
-    """A full disk as such, whatever was written to it: a restart makes no room there."""
+    """Convert a full disk's error into one that names the file: a restart makes no room there."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     file = error.filename or f"a file that this rank had opened, as it has {log},"

@@ -16,14 +16,17 @@ _SIGNAL_HINTS = {
     "SIGILL": "an instruction that this processor lacks; check the wheel of torch",
 }
 FIRST_STEPS = 2
-"""Of a process: the first finds no gradients and no optimizer state; from the second on all need
-the same memory."""
+"""Number of a process's first steps.
+
+The first finds no gradients and no optimizer state; from the second on all need the same
+memory.
+"""
 OWN_SIGNALS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 """A process brings these on itself; all others come from outside."""
 
 
 class Process(Protocol):
-    """Of a worker that has ended."""
+    """Process of a worker that has ended."""
 
     pid: int
     exitcode: int
@@ -45,12 +48,14 @@ class Loss:
     waited: bool = False
     """Whether it waited for other ranks when a signal ended it, as far as it could note that."""
     t: float = 0.0
-    """Seconds after all nodes agreed on the generation at which the worker itself noted its end, by
-    a clock of its own node that nobody sets; 0: it could not."""
+    """Seconds from the agreement on the generation until the worker recorded its own end.
+
+    They are by its node's monotonic clock; 0: it could not record its end.
+    """
     step: int = 0
     """The last that its generation finished."""
     durable_step: int | None = None
-    """That of the newest durable checkpoint, to which a restart goes back."""
+    """Step of the newest durable checkpoint, to which a restart goes back."""
     is_out_of_memory: bool = False
     """Whether the kernel killed it for want of host memory."""
 
@@ -188,10 +193,10 @@ def describe_orphan(*, rank: int, node: str, pid: int, server: ServerEnd) -> Los
 
 
 def describe_hung(hangs: Sequence[Hang], *, pids: Mapping[int, int], node: str) -> list[Loss]:
-    """This node's ranks that are ended because they hang; where nobody is to blame, its first.
+    """Return the losses of this node's hung ranks; where no rank is to blame, of its first.
 
     Args:
-        pids: Of this node's ranks.
+        pids: Process ids of this node's ranks.
     """
     first = min(pids)
     ended = [(first if hang.rank is None else hang.rank, hang.cause) for hang in hangs]
@@ -205,7 +210,10 @@ def describe_hung(hangs: Sequence[Hang], *, pids: Mapping[int, int], node: str) 
 
 
 def describe_unresponsive(pids: Mapping[int, int], *, node: str, waited_s: float, t: float) -> Loss:
-    """Of a node whose ranks wait for others that no agent speaks for; arguments as above."""
+    """Describe the loss of a node whose ranks wait for others without a live agent.
+
+    The arguments are as above.
+    """
     rank = min(pids)
     cause = f"its ranks waited for others, whose agent did not answer for {waited_s:g} s"
     return Loss(
@@ -255,7 +263,10 @@ def first_cause(losses: Iterable[Loss]) -> Loss:
 
 
 def causes(losses: Sequence[Loss]) -> list[Loss]:
-    """What is to be told: the first cause, and other signals of its kind; none that may follow."""
+    """Return the losses to report: the first cause, and other signals of its kind.
+
+    Losses that may follow from it are left out.
+    """
     first = first_cause(losses)
     if first.signal is None:
         return [first]

@@ -41,7 +41,7 @@ def _not_counted(_: ModelShape) -> int:
 
 
 def _shape(width: int, layers: int, queries: int, *, vocab: int = 30522) -> ModelShape:
-    """As a rule with the uncased English vocabulary."""
+    """Return the shape of a BERT; the default vocabulary is the uncased English one."""
     return ModelShape(
         model_type="bert", vocab_size=vocab, hidden_size=width, intermediate_size=4 * width,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=queries,

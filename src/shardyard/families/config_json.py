@@ -1,7 +1,7 @@
-"""config.json of any family: read into a shape, refused where it says what is not built, written.
+"""config.json of any family: read into a shape, rejected if it needs unbuilt parts, written.
 
-What ``ModelShape`` cannot say is refused with the reason: a model is trained as it is, or not at
-all. What is special to a family is in its ``ConfigJson``.
+Options that ``ModelShape`` cannot express are rejected with the reason: a model is trained as
+it is, or not at all. A family's special cases are in its ``ConfigJson``.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _SIZES = (
 )
 
 CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
-"""How transformers' classes of causal language models end."""
+"""Ends of the names of transformers' classes for causal language models."""
 
 _OF_OTHER_FAMILIES = (
     "attn_logit_softcapping",
@@ -124,14 +124,14 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
 
 
 def _layer_types(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
-    """Of each block, whether it has the window that the config says."""
+    """Return for each block whether it has the window of the config."""
     if form.layer_types is None:
         return [SLIDING] * int(config["num_hidden_layers"])
     return list(config.get("layer_types") or form.layer_types(config))
 
 
 def windows_from_block(config: Mapping[str, Any]) -> list[str]:
-    """Of families whose later blocks have the window."""
+    """Return the layer types of families whose later blocks have the window."""
     first = config.get("max_window_layers", 28)
     return [SLIDING if layer >= first else FULL for layer in range(config["num_hidden_layers"])]
 
@@ -187,7 +187,7 @@ def _is_size(value: Any) -> bool:
 def _not_representable(
     config: Mapping[str, Any], family: "Family", *, is_random: bool
 ) -> list[str]:
-    """What ``ModelShape`` has no word for, each with its reason."""
+    """List the options that ``ModelShape`` cannot express, each with its reason."""
     rope, form = _rope(config), family.config_json
     rope_type, act = _rope_type(rope), _activation(config, form)
     rotated = _rotary_share(config)
@@ -237,13 +237,19 @@ def _other_layer_types(config: Mapping[str, Any], form: "ConfigJson") -> dict[st
 
 
 def without_attention_bias(config: Mapping[str, Any], model_type: str) -> dict[str, bool]:
-    """Of a family whose projections have no biases, or always the same ones."""
+    """Return the reason against attention_bias, and whether it applies.
+
+    It is for a family whose projections have no biases, or always the same ones.
+    """
     reason = f"attention_bias=true: {model_type} has no such biases"
     return {reason: bool(config.get("attention_bias"))}
 
 
 def without_mixture_options(config: Mapping[str, Any]) -> dict[str, bool]:
-    """Of a family with experts: what ``models/moe.py`` does in one way alone."""
+    """Return reasons against options of experts, and whether each applies.
+
+    They are for a family with experts, of which ``models/moe.py`` has only one form.
+    """
     noise, layers = config.get("router_jitter_noise"), config.get("mlp_only_layers")
     step = config.get("decoder_sparse_step", 1)
     return {
@@ -261,7 +267,7 @@ def without_mixture_options(config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _other_dropout(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
-    """Dropout that model.dropout does not stand for."""
+    """List dropout options that model.dropout does not cover."""
     keys = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
     found = [
         f"{key}={config[key]}: dropout of attention weights is not built, as it would depend on "
@@ -292,7 +298,7 @@ _OF_DECODERS = (
 
 
 def decoder_fields(shape: ModelShape) -> dict[str, Any]:
-    """What transformers' config class of most decoders takes; a family adds what differs."""
+    """Return the fields of most decoders' config class in transformers; a family adds others."""
     names = _OF_DECODERS if shape.num_experts else _OF_DECODERS[: -len(_OF_EXPERTS)]
     content = shape.to_dict()
     fields = {name: content[name] for name in names}
@@ -301,7 +307,7 @@ def decoder_fields(shape: ModelShape) -> dict[str, Any]:
 
 
 def windows_by_number(shape: ModelShape) -> dict[str, Any]:
-    """Of a family whose blocks need not be alike in what they see."""
+    """Return the window's fields of a family whose blocks may differ in their windows."""
     window, layers = shape.sliding_window, shape.num_hidden_layers
     usual = FULL if window is None else SLIDING
     return {

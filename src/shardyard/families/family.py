@@ -1,8 +1,8 @@
-"""What a family says of its models: one table of matrices, where the modules are, its config.json.
+"""A family's model description: one table of matrices, where modules are, its config.json.
 
-A row of the table is a module with parameters. Counts of the planner, what tensor and expert
-parallelism split, names in Hugging Face's files and the cut into stages are all read from it, so
-that a family is described once. ``tests/families`` hold each row against the real model.
+A row of the table is a module with parameters. The table is the source of the planner's counts,
+the splits of tensor and expert parallelism, names in Hugging Face's files, and the cut into
+stages. So a family is described once. ``tests/families`` hold each row against the real model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ class Fused:
     module: str
     """Its name, from the top of a block."""
     parts: tuple[str, ...]
-    """Of ours in the order of their rows in it, by the last step of their names."""
+    """Our matrices in the order of their rows in it, by the last step of their names."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,11 @@ class ModuleSpec:
     bias: Callable[[ModelShape], bool] | None = None
     """Whether it has one; None: never."""
     split: Literal["rows", "columns"] | None = None
-    """What tp splits: outputs (heads, inner width, vocabulary), or inputs, so that outputs are sums
-    over ranks; None: every rank holds all."""
+    """Dimension that tp splits; None: every rank holds all.
+
+    Rows are outputs (heads, inner width, vocabulary). Columns are inputs, so that outputs are
+    sums over ranks.
+    """
     per_expert: bool = False
     """There is one for each expert, and ep deals out whole ones."""
     parameter: str = "weight"
@@ -61,7 +64,7 @@ class ModuleSpec:
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
     only_if: Callable[[ModelShape], bool] | None = None
-    """Which models have it; None: all."""
+    """Whether a model has it, by its shape; None: all have it."""
     is_built: bool = True
     """False: the planner counts it, and models here have none."""
 
@@ -82,7 +85,7 @@ class ModuleSpec:
             yield f"{self.module}.bias", bias, self.split == "rows"
 
     def unsplit_elements(self, shape: ModelShape) -> int:
-        """Of these, what every rank of tp holds: all, or the bias of a sum over ranks."""
+        """Return the parameters that every rank of tp holds: all, or the bias of a sum over ranks."""
         if self.split is None:
             return self.elements(shape)
         return self._bias_elements(shape) if self.split == "columns" else 0
@@ -97,7 +100,7 @@ class Product:
     """A matrix product of a block: some matrices that multiply the same input."""
 
     outputs: tuple[int, ...]
-    """Of each matrix."""
+    """Outputs of each matrix."""
     inputs: int
     split: Literal["rows", "columns"] | None
     per_expert: bool
@@ -105,28 +108,30 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigJson:
-    """How a family's config.json is read, refused and written. Keys are Hugging Face's."""
+    """Reading, validation and writing of a family's config.json. Keys are Hugging Face's."""
 
     defaults: Mapping[str, Any]
-    """What a file that leaves a key out means by it. Source: transformers' config classes, 5.23."""
+    """Values of keys that a file leaves out. Source: transformers' config classes, 5.23."""
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
     """The content of a file in the words that families share."""
     norm_eps: str = "rms_norm_eps"
     activation: str = "silu"
     """The usual one."""
     other_activations: tuple[str, ...] = ()
-    """Which are built too; the shape says which it is."""
+    """Other activations that are built; the shape names the one in use."""
     partial_rotary: bool = False
     """Whether positions may turn a part of each head."""
     dropout: str | None = None
     """Share of hidden states that is dropped; None: a model of this kind drops none."""
     window_switch: str | None = None
-    """Without which sliding_window means nothing."""
+    """Key without which sliding_window has no effect."""
     layer_types: Callable[[Mapping[str, Any]], list[str]] | None = None
-    """Which blocks have the window, where the key of this name does not say it of each; None:
-    blocks are alike."""
+    """Function that returns the type of each block where the key of this name is missing.
+
+    None: all blocks are alike.
+    """
     own: tuple[str, ...] = ()
-    """Keys that it honours, and that change other families' models in transformers alone."""
+    """Keys that the family supports; in other families, they change models only in transformers."""
     refused: Callable[[Mapping[str, Any]], Mapping[str, bool]] = lambda _: {}
     """Reason -> whether it applies: what this family can say and is not built."""
     written: Callable[[ModelShape], dict[str, Any]]
@@ -139,7 +144,7 @@ class Family:
 
     model_type: str
     is_causal: bool = True
-    """Tokens attend to earlier ones alone, so that it learns the next token; else hidden ones."""
+    """Whether tokens attend only to earlier ones, to predict the next token; else hidden ones."""
     is_gated: bool = True
     """The MLP has a gate, norms do not subtract the mean, positions are angles."""
 
@@ -154,14 +159,14 @@ class Family:
     embedding_norm: ModuleSpec | None = None
     """The norm before the first block."""
     embedding_end: str | None = None
-    """What the sum of these passes through where no norm does; it has no parameters."""
+    """Module for the sum of the embeddings in models without a norm there; it has no parameters."""
     block: tuple[ModuleSpec, ...]
-    """Of one block, in the order of its forward pass."""
+    """Rows of one block, in the order of its forward pass."""
     norm: ModuleSpec
-    """What comes between the last block and the head."""
+    """Norm between the last block and the head."""
     head: ModuleSpec
     pooler: ModuleSpec | None = None
-    """Where a model may judge pairs of texts: a dense layer over the first token of a sample."""
+    """Dense layer over a sample's first token, in models that may judge pairs of texts."""
     pair_head: ModuleSpec | None = None
     """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
 
@@ -170,7 +175,7 @@ class Family:
     operators: tuple[str, ...] = ()
     """Modules of a block that have no parameters of their own."""
     rotary: str | None = None
-    """What turns positions into the angles that every block uses; it has buffers alone."""
+    """Module that turns positions into every block's angles; it has only buffers."""
     end: str | None = None
     """A module that holds norm and head, and parameters of its own."""
     dropped: tuple[str, ...] = ()
@@ -184,27 +189,29 @@ class Family:
     """The module of a block that has a router and experts; None: a block has one MLP."""
 
     other_names: Mapping[str, str] = field(default_factory=dict)
-    """How names end in files of other versions -> how they end in those written now."""
+    """Ends of names in files of other versions -> ends of names in files written now."""
     tied_names: Mapping[str, str] = field(default_factory=dict)
     """Names in files that are another name of a parameter -> its name; the head has its setting."""
     ignored_names: Mapping[str, str] = field(default_factory=dict)
     """Pattern of names in files that the model has no place for and needs none -> why, in words
     that follow the names; ``config/weights_match.py`` has those of all families."""
     is_always_tied: bool = False
-    """The head is the table of tokens, whatever a config says."""
+    """Whether the head is always the table of tokens, for any config."""
     uncounted: Callable[[ModelShape], Mapping[str, tuple[int, ...]]] = lambda _: {}
     """Parameters that have no row, as the planner does not count them: name -> shape."""
     config_json: ConfigJson
     initial_std: float = 0.02
-    """Of random matrices; biases begin with zero."""
+    """Standard deviation of random matrices; biases begin with zero."""
     begins_smaller_by_depth: bool = False
     """Random matrices whose outputs are added to the stream are divided by the root of how many
     there are."""
     initial_norm: float = 1.0
-    """Of norms: zero where one is added to them."""
+    """Initial value of norms: zero where one is added to them."""
     is_one_graph: bool = False
-    """To torch's compiler a block is one graph, whatever is recomputed, and blocks that compute the
-    same have the same (``tests/distributed/test_one_graph.py``)."""
+    """Whether a block is one graph to torch's compiler, with any activation checkpointing.
+
+    Blocks that compute the same have the same graph (``tests/distributed/test_one_graph.py``).
+    """
     refused_schedules: Mapping[str, str] = field(default_factory=dict)
     """Pipeline schedule -> why no model of this kind goes through it, and what to use."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
@@ -221,19 +228,19 @@ class Family:
 
     @property
     def before(self) -> tuple[ModuleSpec, ...]:
-        """What is before the first block, on the first stage of a pipeline."""
+        """Return the rows before the first block, on the first stage of a pipeline."""
         rows = (self.embedding, self.positions, self.token_types, self.embedding_norm)
         return tuple(row for row in rows if row is not None)
 
     @property
     def after(self) -> tuple[ModuleSpec, ...]:
-        """What is after the last block, on the last stage."""
+        """Return the rows after the last block, on the last stage."""
         rows = (self.norm, self.head, self.pooler, self.pair_head)
         return tuple(row for row in rows if row is not None)
 
     @property
     def modules_of_pairs(self) -> tuple[str, ...]:
-        """What judges pairs of texts, as parameters' names begin."""
+        """Return the modules that judge pairs of texts, as prefixes of parameter names."""
         return tuple(f"{row.module}." for row in (self.pooler, self.pair_head) if row is not None)
 
     @property
@@ -248,7 +255,7 @@ class Family:
 
     @property
     def unsplit(self) -> tuple[str, ...]:
-        """What keeps tp at 1: matrices that tp does not split in modules that need all tokens.
+        """List what keeps tp at 1: matrices that tp does not split in modules that need all tokens.
 
         Such a module would see all tokens and return them all, where each rank holds its share.
         """
@@ -290,7 +297,7 @@ class Family:
 
 
 def _input_of(shape: ModelShape) -> Callable[[ModuleSpec], tuple[Any, ...]]:
-    """What two matrices that multiply the same input have in common."""
+    """Return a key that is equal for two matrices that multiply the same input."""
 
     def key(row: ModuleSpec) -> tuple[Any, ...]:
         assert row.columns is not None, "no norm"

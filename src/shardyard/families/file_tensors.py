@@ -1,7 +1,7 @@
 """The tensors of Hugging Face's files: their names and shapes, and our parameters in them.
 
-Works on names and shapes alone, without torch, so that a folder can be compared with the model that
-its config.json describes before anything is started.
+Works only on names and shapes, without torch. So a folder can be compared with the model that
+its config.json describes before the run starts.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -97,7 +97,7 @@ def _stacked(
 
 
 def whole_shape(pieces: Sequence[ParameterPiece]) -> tuple[int, ...]:
-    """Of the tensor in the files."""
+    """Return the shape of the tensor in the files."""
     ours = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
     return ours[::-1] if pieces[0].is_transposed else ours
 

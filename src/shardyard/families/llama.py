@@ -65,7 +65,7 @@ def _shape(
 
 
 def _llama31_70b() -> ModelShape:
-    """Of 3.1 and 3.3, which is the same model trained further."""
+    """Return the shape of 3.1 and 3.3, which is the same model trained further."""
     return _shape(128256, 8192, 28672, 80, 64, 8, 131072, theta=500000.0, positions_stretched=8.0)
 
 

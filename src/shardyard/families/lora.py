@@ -1,10 +1,9 @@
-"""Which matrices of a model get an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685), and its size.
+"""Matrices with an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685), and its size.
 
-``model.lora.targets`` names matrices from the top of the model, as ``model.frozen`` does, or from
-the top of a block (``self_attn``), or by the last step of a name (``q_proj``): in every block then.
-An adapter is two
-matrices beside the target W: A (rank x inputs) and B (outputs x rank); the target then computes
-W x + scale B A x, and W itself is not trained.
+``model.lora.targets`` names matrices from the top of the model, as ``model.frozen`` does, or
+from the top of a block (``self_attn``). It may also name the last step of a name (``q_proj``):
+in every block then. An adapter is two matrices next to the target W: A (rank x inputs) and
+B (outputs x rank). The target then computes W x + scale B A x, and W itself is not trained.
 """
 
 import difflib
@@ -20,7 +19,7 @@ from shardyard.families.trainable import is_frozen, parameters_of
 
 SETTING = "model.lora.targets"
 A, B = "lora_A", "lora_B"
-"""What the two matrices of an adapter are called inside of its target, as PEFT calls them."""
+"""Names of an adapter's two matrices inside of its target, as PEFT calls them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class LoraTarget:
     module: str
     """From the top of the model."""
     row: ModuleSpec
-    """Of the family's table."""
+    """Row in the family's table."""
 
     def elements(self, shape: ModelShape, rank: int) -> tuple[int, int]:
         """Parameters of the adapter: those that every rank of tp holds, and those that it splits.
@@ -52,7 +51,7 @@ def is_adapter(parameter: str) -> bool:
 
 
 def scale_of(*, rank: int, alpha: float, rslora: bool) -> float:
-    """What an adapter's output is multiplied by.
+    """Return the factor of an adapter's output.
 
     Source for the root: Kalajdzievski 2023, arXiv:2312.03732.
     """

@@ -28,7 +28,7 @@ class _Presets(Mapping[str, Preset]):
 
 
 def _families(preset: str) -> Iterator[str]:
-    """Where a preset may be: those of packages are asked for once ours do not have it."""
+    """Iterate over families that may have a preset: ours first, then those of packages."""
     yield from FAMILIES
     yield from (name for name in installed("families") if preset.startswith(f"{name}-"))
 

@@ -1,4 +1,4 @@
-"""Which families there are, and where each is: looked up here, imported when first asked for."""
+"""Table of families and their modules: looked up here, imported on first use."""
 
 from functools import cache, partial
 from typing import TYPE_CHECKING

@@ -16,7 +16,7 @@ class ModelShape:
     """Sizes of one transformer; the field names are those of Hugging Face configs."""
 
     model_type: str
-    """A row of ``families/registry.py``; gpt2 also stands for BLOOM, MPT and others like it."""
+    """Row of ``families/registry.py``; gpt2 also covers BLOOM, MPT and others like it."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -33,9 +33,9 @@ class ModelShape:
     partial_rotary_factor: float = 1.0
     """Share of each head that is turned by its position."""
     hidden_act: str | None = None
-    """Of the MLP, where it is another than its family's usual one."""
+    """Activation of the MLP, where it is not its family's usual one."""
     attn_logit_softcapping: float | None = None
-    """c of c x tanh(score / c), what becomes of the scores of attention; None: nothing."""
+    """Limit c of attention scores: c x tanh(score / c); None: no limit."""
     final_logit_softcapping: float | None = None
     """The same of the logits."""
     query_pre_attn_scalar: float | None = None
@@ -47,7 +47,7 @@ class ModelShape:
     sliding_window: int | None = None
     """A token sees itself and those before it, so many in all; None: the whole sample."""
     layer_types: tuple[str, ...] | None = None
-    """Of each block whether it has that window; None: all have it."""
+    """Type of each block: whether it has that window; None: all have it."""
     num_experts: int = 0
     """Experts of each block's MLP; 0: one dense MLP."""
     num_experts_per_tok: int = 0
@@ -71,10 +71,10 @@ class ModelShape:
 
     @cached_property
     def family(self) -> "Family":
-        """What is known of models of its kind.
+        """Return the family of this model type.
 
         Raises:
-            RequestError: There is no such kind, or it has no experts where these sizes have some.
+            RequestError: There is no such kind, or only one of it and these sizes has experts.
         """
         family = family_of(self.model_type)
         if (self.num_experts > 0) != family.has_experts:
@@ -93,7 +93,7 @@ class ModelShape:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether tokens attend to earlier ones alone."""
+        """Return whether tokens attend only to earlier ones."""
         return self.family.is_causal
 
     def has_window_below(self, tokens: int) -> bool:
@@ -109,7 +109,7 @@ class ModelShape:
 
     @property
     def rotated_width(self) -> int:
-        """Of these, the elements that are turned by position."""
+        """Elements of a head that are turned by position."""
         has_angles = self.family.rotary is not None
         return int(self.head_width * self.partial_rotary_factor) if has_angles else 0
 
@@ -159,7 +159,7 @@ class ModelShape:
 
     @cached_property
     def small_parameters(self) -> tuple[int, int]:
-        """What every rank of tp holds before the first block, and after the last."""
+        """Return the parameters on every rank of tp before the first block, and after the last."""
         family = self.family
         before = sum(row.unsplit_elements(self) for row in family.before)
         return before, sum(row.unsplit_elements(self) for row in family.after)

@@ -1,8 +1,8 @@
-"""Which parameters of a model are trained: the one place that says so, for both halves.
+"""Trainable parameters of a model: the one place that decides it, for both halves.
 
-``model.frozen`` names modules or parameters from the top of the model. ``*`` stands for one step of
-a path, or a part of one, ``[0-7]`` for one of these characters; whatever is inside of a named
-module is frozen with it.
+``model.frozen`` names modules or parameters from the top of the model. ``*`` matches one step
+of a path, or a part of one, ``[0-7]`` one of these characters. All inside of a named module is
+frozen with it.
 """
 
 import difflib
@@ -23,7 +23,7 @@ def is_frozen(name: str, patterns: Iterable[str]) -> bool:
 def frozen_pattern_errors(
     patterns: Sequence[str], parameters: Mapping[str, Sequence[str]]
 ) -> list[Problem]:
-    """Patterns that name nothing, or leave nothing to train.
+    """List patterns that match no parameter, or leave none to train.
 
     Args:
         parameters: Name of each parameter -> all names that it has: of a tied table two.
@@ -46,9 +46,9 @@ def frozen_pattern_errors(
 
 
 def parameters_of(shape: ModelShape) -> dict[str, tuple[str, ...]]:
-    """The parameters of a known family's model by name, as ``frozen_pattern_errors`` takes them.
+    """Return a known family's parameters by name, as ``frozen_pattern_errors`` takes them.
 
-    A tied head is a name of the table of tokens: whoever freezes one has frozen the other.
+    A tied head is a name of the table of tokens: freezing one freezes the other.
     """
     family = shape.family
     rows = [

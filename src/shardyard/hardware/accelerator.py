@@ -13,12 +13,12 @@ _OTHER_WORDS = {
     "hpu": ("gaudi", "habana"),
     "xla": ("tpu", "neuron", "trainium"),
 }
-"""What torch calls a kind of device, and what others do."""
+"""torch's name of a kind of device -> other names of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One accelerator model. None, or a format left out: no source gives it, and nobody guesses."""
+    """One accelerator model. None, or a missing format: no source gives the value."""
 
     name: str
     memory_bytes: int
@@ -27,9 +27,9 @@ class Accelerator:
     achievable: dict[str, float] = field(default_factory=dict)
     """Best matrix product anybody reached, as a share of the peak, by number format."""
     achievable_source: str = ""
-    """Whose measurement the shares are, or the rule that stands in for one."""
+    """Source of the shares: a measurement, or the rule used instead of one."""
     measured: frozenset[str] = frozenset()
-    """Formats in which somebody timed products on this very part; for others a rule stands in."""
+    """Formats with timed products on this very part; a rule gives the others."""
     bandwidth_bytes_per_s: float | None = None
     """Peak of the device's own memory."""
     power_share: float = 1.0
@@ -46,13 +46,13 @@ class Accelerator:
     nvlink_domain: int | None = None
     """Devices that ``link`` joins, where they are more than those of a node."""
     device: str = "cuda"
-    """What torch calls its kind, as ``cluster.device`` does; xla can be planned, not trained."""
+    """torch's name of its kind, as in ``cluster.device``; xla can be planned, not trained."""
     capability: tuple[int, int] | None = None
     """NVIDIA's compute capability: which code runs on it. None: another vendor's, or not known."""
     driver_names: tuple[str, ...] = ()
     """Regular expressions; each must match the whole of the name that the driver prints."""
     source: str = ""
-    """Where the rates and the memory come from."""
+    """Source of the rates and the memory."""
 
     @property
     def has_bf16(self) -> bool:
@@ -95,11 +95,12 @@ def device_kind_error(device: str) -> str | None:
 def measured_efficiency(
     peak_tflops: dict[str, float], *, bf16: float, fp8: float | None = None
 ) -> dict[str, float]:
-    """Measured TFLOP/s of the best matrix product, as shares of the peak.
+    """Return measured TFLOP/s of the best matrix product, as shares of the peak.
 
-    Rule: a format that nobody measured takes the share of bf16. fp16 runs on the same circuits at
-    the same rate; fp8 and fp32 are limited by power and by feeding the circuits like bf16 (where
-    both were measured, fp8 reached 1 to 9 % of the peak less than bf16; on Gaudi 3, 3 % more).
+    Rule: a format without a measurement takes the share of bf16. fp16 runs on the same circuits
+    at the same rate. fp8 and fp32 are limited by power and by feeding the circuits like bf16.
+    Where both were measured, fp8 reached 1 to 9 % of the peak less than bf16 (on Gaudi 3, 3 %
+    more).
     """
     shares = dict.fromkeys(peak_tflops, round(bf16 / peak_tflops["bf16"], 3))
     if fp8 is not None:
@@ -110,5 +111,5 @@ def measured_efficiency(
 def sibling_efficiency(
     sibling: dict[str, float], peak_tflops: dict[str, float]
 ) -> dict[str, float]:
-    """Shares of a part nobody measured: those of the measured part that is most like it."""
+    """Return the shares of an unmeasured part: those of the measured part most like it."""
     return {name: sibling.get(name, sibling["bf16"]) for name in peak_tflops}

@@ -1,8 +1,8 @@
-"""What is known about accelerators and EC2 instances: peak rates, memory, prices, a source per row.
+"""Catalogue of accelerators and EC2 instances: peak rates, memory, prices, a source per row.
 
-A device is found by the exact name its driver prints. A name that no row names is unknown: nothing
-is guessed from a part of it ("NVIDIA H200 NVL" is another part than "NVIDIA H200", and a MIG slice
-is a part of one).
+A device is found by the exact name its driver prints. Any other name is unknown, and no
+part of it is matched: "NVIDIA H200 NVL" is another part than "NVIDIA H200", and a MIG slice
+is a part of one.
 """
 
 import difflib
@@ -36,12 +36,12 @@ class Instance:
 
     @property
     def price_source(self) -> str:
-        """What the price is and when it was read; printed wherever the price is."""
+        """Return the kind of price and the day it was read; printed wherever the price is."""
         return _PRICES
 
     @property
     def source(self) -> str:
-        """Where everything but the price comes from."""
+        """Return the source of everything but the price."""
         return TABLE_SOURCE
 
 
@@ -172,8 +172,11 @@ def instance_names() -> tuple[str, ...]:
 # and ``cluster.usd_per_node_hour`` says what you really pay.
 
 BLOCK_USD_PER_HOUR = {"p5e.48xlarge": 39.80, "p5en.48xlarge": 41.61}
-"""Of one instance of a capacity block, most regions. AWS changes them every quarter or so, and what
-counts is the price at the purchase; older ones, of other types, are left out."""
+"""Price of one instance of a capacity block, in most regions.
+
+AWS changes them every quarter or so, and the price at the purchase counts. Older prices, of
+other types, are left out.
+"""
 _BLOCK_SOURCE = "capacity block, paid when it is bought; AWS's table of January 2026"
 # administraciondesistemas.com, "AWS encarece un 15% sus Capacity Blocks con NVIDIA H200" (2026-01)
 
@@ -189,7 +192,7 @@ class Rate:
 
 
 def rate_of(machine: Instance, kind: str) -> Rate:
-    """What an instance costs, rented so.
+    """Return the price of an instance for a kind of capacity.
 
     Args:
         kind: ``on-demand``, ``spot``, ``reservation`` or ``block``.

@@ -22,9 +22,9 @@ class ClusterHardware:
     between: Link
     """Joins nodes; the rate is one device's share of its node's network."""
     host_memory_bytes: int | None
-    """Of one node; None: not known."""
+    """Memory of one node; None: not known."""
     local_disk_bytes: int | None
-    """Of one node; 0: it has none, None: not known."""
+    """Local disk of one node; 0: it has none, None: not known."""
     usd_per_node_hour: float | None
     """None: not known."""
     price_source: str
@@ -53,13 +53,19 @@ EFA_HOP_S = {"p4d": 75e-6, "p4de": 75e-6, "p5": 75e-6, "p5e": 75e-6, "p5en": 35e
 """Seconds of a hop by family: what AWS's plugin tells NCCL (aws/aws-ofi-nccl, src/platform-aws)."""
 
 WITHOUT_RDMA_HOP_S = 150e-6
-"""The same for p3dn, whose adapters cannot reach the memory of its devices. It stands for the types
-that the plugin does not list, and for TCP, where nobody publishes a figure."""
+"""Seconds of a hop of p3dn, whose adapters cannot reach the memory of its devices.
+
+Also used for the types that the plugin does not list, and for TCP, without a published
+figure.
+"""
 
 SOCKETS_GBPS = 2.38 / 0.9 * 8
-"""Gb/s that a node reaches over TCP, where it has EFA and pods are not given it: the best that NCCL
-made of two p4d.24xlarge without EFA, 2.38 GB/s (the table of benchmarks/all_reduce_fit.py), and
-collectives reach 0.9 of a link. It stands for all types; nobody publishes another."""
+"""Gb/s that a node reaches over TCP, if it has EFA that pods do not get.
+
+It is the best that NCCL reached between two p4d.24xlarge without EFA, 2.38 GB/s (the table
+of benchmarks/all_reduce_fit.py). Collectives reach 0.9 of a link. It is used for all types,
+as no other figure is published.
+"""
 
 _NVLINKS = {
     "p3.8xlarge": nvlink(
@@ -70,7 +76,7 @@ _NVLINKS = {
 
 
 def cluster_of(instance: Instance, nodes: int) -> ClusterHardware:
-    """So many instances of one type.
+    """Return a cluster of ``nodes`` instances of one type.
 
     Raises:
         RequestError: Its accelerator's link is not known.
@@ -123,7 +129,7 @@ def with_efa(cluster: ClusterHardware, instance: Instance, interfaces: int) -> C
 def default_cluster(
     accelerator: Accelerator, *, devices_per_node: int, nodes: int
 ) -> ClusterHardware:
-    """Nodes of the vendor's reference system, where nothing else is known of a cluster.
+    """Return nodes of the vendor's reference system, for a cluster with no other description.
 
     Raises:
         RequestError: Several devices or nodes, and no source gives what joins them.

@@ -27,8 +27,11 @@ from shardyard.hardware.links import ALONE, Link, direct, network
 from shardyard.io.yaml import read_yaml
 
 UNMEASURED_SHARE = 0.78
-"""Share of its peak that a device reaches of which nobody says: the median of the 12 that were
-measured in bf16 (benchmarks/groundtruth/hardware_mamf_matmul.csv)."""
+"""Share of its peak that a device without a measurement reaches.
+
+It is the median of the 12 that were measured in bf16
+(benchmarks/groundtruth/hardware_mamf_matmul.csv).
+"""
 
 _CLUSTER_KEYS = (
     "name", "accelerator", "devices_per_node", "inside_gb_per_s", "between_gb_per_s",
@@ -42,7 +45,7 @@ _FORMATS = ("fp32", "fp16", "bf16", "fp8")
 
 
 def read_cluster_file(path: Path, nodes: int) -> ClusterHardware:
-    """So many nodes as the file describes one.
+    """Return a cluster of ``nodes`` nodes, each as the file describes one.
 
     Raises:
         RequestError: The file cannot be read or is no YAML mapping.

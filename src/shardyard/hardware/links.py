@@ -16,7 +16,7 @@ NETWORK_HOP_S = 14e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What joins devices, as one device sees it while all others use it too."""
+    """A link between devices, as one device sees it while all others use it too."""
 
     name: str
     """``NVLink 4``, ``4 x EFA``, ``PCIe 4``."""
@@ -37,7 +37,7 @@ PCIE_LATENCY_S = latency_of(PCIE_HOP_S)
 
 
 def nvlink(generation: int, *, links: int, source: str) -> Link:
-    """So many NVLinks from one device to its peers."""
+    """Return the link of ``links`` NVLinks from one device to its peers."""
     # One direction of one link: 25 GB/s in generations 2 to 4, 50 GB/s in 5 (NVIDIA datasheets
     # give both directions: V100 6 x 50, A100 12 x 50, H100 18 x 50, B200 18 x 100 GB/s).
     rate = 50e9 if generation == 5 else 25e9
@@ -69,7 +69,7 @@ def pcie(generation: int) -> Link:
 
 
 def direct(name: str, *, gb_per_s: float, source: str) -> Link:
-    """A vendor's own link between devices; nobody publishes its hop, NCCL's for PCIe stands in."""
+    """Return a vendor's own link between devices, with NCCL's hop for PCIe: none is published."""
     return Link(name=name, bytes_per_s=gb_per_s * 1e9, latency_s=PCIE_LATENCY_S, source=source)
 
 
@@ -84,4 +84,4 @@ def network(name: str, *, gbps: float, source: str, hop_s: float = NETWORK_HOP_S
 
 
 ALONE = Link(name="none", bytes_per_s=1e18, latency_s=0.0, source="nobody to send to")
-"""Stands where nothing is ever sent: inside a node of one device, between nodes if there is one."""
+"""Link that carries no traffic: inside a node of one device, between nodes if there is one."""

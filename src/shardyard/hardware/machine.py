@@ -12,10 +12,10 @@ from shardyard.python_program import python_program
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What `python -m shardyard.parallel.device` printed about a machine."""
+    """Facts about a machine that `python -m shardyard.parallel.device` printed."""
 
     device: str
-    """What torch calls its kind: cpu, cuda (also ROCm), xpu, hpu, or a name of its vendor's."""
+    """torch's name of its kind: cpu, cuda (also ROCm), xpu, hpu, or a vendor's own name."""
     name: str
     """The vendor's name of one device, or the CPU's."""
     count: int

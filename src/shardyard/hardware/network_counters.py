@@ -27,7 +27,7 @@ def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
 
 
 def efa_sent_bytes(root: Path = Path("/")) -> dict[str, int]:
-    """The same of EFA's interfaces alone."""
+    """Return the bytes sent by EFA's interfaces only."""
     found = {}
     for ports in sorted((root / "sys/class/infiniband").glob("*/ports/1/hw_counters")):
         values = {name: _number(ports / name) for name in (*_ALL_SENT, *_BY_KIND)}
@@ -51,9 +51,9 @@ def moved_bytes(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
 
 
 def link_bits_per_s(root: Path = Path("/")) -> int | None:
-    """What all links that are up are set to, in bits/s; None: no network device says so.
+    """Return the total rate of all links that are up, in bits/s; None: no device reports it.
 
-    A virtual device has no link, and says none or -1.
+    A virtual device has no link, and reports no rate or -1.
     """
     speeds = []
     for device in (root / "sys/class/net").glob("*/device"):
@@ -69,7 +69,7 @@ def link_bits_per_s(root: Path = Path("/")) -> int | None:
 
 
 def sent_since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
-    """Interface -> bytes sent between two answers of ``sent_bytes``; none that sent nothing."""
+    """Return interface -> bytes sent between two results of ``sent_bytes``, if any."""
     grown = {name: value - before.get(name, 0) for name, value in now.items()}
     return {name: value for name, value in grown.items() if value > 0}
 

@@ -1,8 +1,9 @@
-"""NVIDIA's accelerators: one row each, from the datasheets named beside it.
+"""NVIDIA's accelerators: one row each, from the datasheets named next to it.
 
-What nobody measured takes the share of the peak that its nearest kin reached: boards of the same
-package (SXM, PCIe), else of the same generation. A power limit decides that share, and it is set by
-package and generation. Capabilities are those of NVIDIA's list, developer.nvidia.com/cuda-gpus.
+A part without a measurement takes the share of the peak that its nearest kin reached:
+boards of the same package (SXM, PCIe), else of the same generation. A power limit decides
+that share, and it is set by package and generation. Capabilities are those of NVIDIA's
+list, developer.nvidia.com/cuda-gpus.
 """
 
 from shardyard.hardware.accelerator import (

@@ -1,4 +1,4 @@
-"""Accelerators of AMD, Intel, AWS and Google: one row each, from the sources named beside it.
+"""Accelerators of AMD, Intel, AWS and Google: one row each, with its sources next to it.
 
 AMD devices print their name through ROCm; Gaudi through habana_frameworks.
 """

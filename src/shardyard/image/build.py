@@ -22,7 +22,7 @@ from shardyard.log import info
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """An image that would be built; checked, and nothing done."""
+    """An image to build; checked, but not built."""
 
     base: Base
     name: str
@@ -49,12 +49,12 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """A push that would be done; checked, and nothing done."""
+    """A push to do; checked, but not done."""
 
     local: str
     remote: str
     registry: Registry | None
-    """Of Amazon, where a repository is created that is missing."""
+    """Amazon's registry, in which a missing repository is created; None: another registry."""
 
     def run(self, tool: str | None = None) -> str | None:
         """Push it; its digest, where the tool says one."""
@@ -64,17 +64,17 @@ class Push:
         return program.push(self.local, self.remote)
 
     def pinned(self, digest: str | None) -> str:
-        """What launch.image is to be."""
+        """Return the value to set as launch.image."""
         return self.remote if digest is None else f"{without_tag(self.remote)}@{digest}"
 
 
 def build_of(base: str, tag: str | None = None) -> Build:
-    """What is built on a base; refused if its name is none."""
+    """Return the build on a base; raises an error if its name is invalid."""
     return Build(base=parse_base(base), name=_name(tag or _default_tag(base), "--tag"))
 
 
 def push_of(to: str, base: str, tag: str | None = None) -> Push:
-    """What is pushed to a registry; refused if a name is none."""
+    """Return the push to a registry; raises an error if a name is invalid."""
     local, remote = _name(tag or _default_tag(base), "--tag"), _name(to, "TO")
     return Push(local=local, remote=remote, registry=ecr_registry(remote))
 

@@ -25,7 +25,10 @@ class ContainerCli:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def build_command(self, context: Path, tag: str, options: Sequence[str] = ()) -> list[str]:
-        """What builds an image; podman and buildah leave labels and USER alone in docker format."""
+        """Return the command that builds an image.
+
+        podman and buildah leave labels and USER unchanged in docker format.
+        """
         formatted = [] if self.name == "docker" else ["--format", "docker"]
         file = str(context / "Dockerfile")
         named = ["--tag", tag, "--file", file]
@@ -44,7 +47,7 @@ class ContainerCli:
         self._run(self.build_command(context, tag, options), hint=hint)
 
     def push(self, local: str, remote: str) -> str | None:
-        """Push an image under another name; returns its digest where the registry told it.
+        """Push an image under another name; returns its digest if the registry reports it.
 
         Raises:
             ShardyardError: The tool failed.
@@ -88,7 +91,7 @@ class ContainerCli:
             )  # fmt: skip
 
     def _digest(self, remote: str) -> str:
-        """What docker knows of an image that it has just pushed."""
+        """Return the digest docker has of an image that it has just pushed; empty: none."""
         command = [self.path, "image", "inspect", "--format", "{{json .RepoDigests}}", remote]
         answer = subprocess.run(
             command, env=dict(self.environ), capture_output=True, text=True, check=False

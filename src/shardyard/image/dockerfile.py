@@ -99,7 +99,7 @@ def without_code(accelerator: Accelerator) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What an image is built on."""
+    """Base of an image."""
 
     kind: Kind
     image: str
@@ -136,7 +136,7 @@ def parse_base(text: str) -> Base:
 
 
 def base_for(accelerator: Accelerator) -> Base:
-    """What an image for a device is built on.
+    """Return the base of an image for a device.
 
     Raises:
         RequestError: None is known.
@@ -153,15 +153,15 @@ def base_for(accelerator: Accelerator) -> Base:
 
 
 def is_image(text: str) -> bool:
-    """Whether a text is the name of an image, and nothing that a tool could take for an option."""
+    """Return whether a text is an image's name that no tool could take for an option."""
     return _IMAGE.fullmatch(text) is not None
 
 
 def check_base_image(base: Base) -> None:
-    """Refuse to build on what is known to lack a torch that is new enough.
+    """Reject a base that is known to lack a torch that is new enough.
 
     Raises:
-        RequestError: It does.
+        RequestError: The base lacks it.
     """
     if base == parse_base("gaudi"):
         stack = STACKS["gaudi"]
@@ -212,12 +212,12 @@ def _project_file() -> str:
 
 _ON_NODES = ("aws", "fp8", "h5", "images", "mlflow", "parquet", "plots", "prometheus",
              "tensorboard", "wandb", "zstd")  # fmt: skip
-"""Extras that a node may need, whatever the recipe: all but those of the side that launches."""
+"""Extras that a node of any recipe may need: all but those of the side that launches."""
 _EXTRA = re.compile(r"""(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
 
 
 def needed_on_nodes(requirements: Iterable[str]) -> list[str]:
-    """What an image installs of what a package's metadata requires, without marks of extras."""
+    """Return the package requirements that an image installs, without marks of extras."""
     found = []
     for text in requirements:
         extra = _EXTRA.search(text)

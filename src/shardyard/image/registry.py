@@ -1,13 +1,15 @@
-"""Does a registry have an image, and does it give it to everybody? Asked as a node would, by HTTP.
+"""Checks whether a registry has an image and gives it to everybody, by HTTP as a node would.
 
-No password is sent: what only a password opens is said to be so. ECR is asked by its own API, with
-the user's credentials (`ecr.py`). The requests are those of the OCI distribution specification 1.1,
-`Pulling manifests`, and of distribution.github.io/distribution/spec/auth/token.
+No password is sent: an image behind a password is reported as such. ECR is queried by its
+own API, with the user's credentials (`ecr.py`). The requests are those of the OCI
+distribution specification 1.1, `Pulling manifests`, and of
+distribution.github.io/distribution/spec/auth/token.
 
-No tool is asked instead (tried: docker 28.2, podman 4.3, buildah 1.28). Docker ends with 1 and the
-others with 125 whether an image is missing, closed or the registry silent, and words differ by tool
-and version. They send this user's own passwords, which nodes do not have. A registry that accepts
-and says nothing holds docker for 20 s. And who launches builds no image, and may have none of them.
+No tool is used instead (tried: docker 28.2, podman 4.3, buildah 1.28). Docker ends with 1
+and the others with 125 whether an image is missing, closed or the registry silent. Words
+differ by tool and version. They send this user's own passwords, which nodes do not have. A
+registry that accepts but does not answer holds docker for 20 s. And a user who launches
+builds no image, and may have none of them.
 """
 
 import re
@@ -64,7 +66,7 @@ class ImageName:
 
     @property
     def url(self) -> str:
-        """Of the manifest; https but on this machine's own addresses."""
+        """Return the URL of the manifest: https, but http on this machine's own addresses."""
         host = _DOCKER_HUB[1] if self.host == _DOCKER_HUB[0] else self.host
         scheme = "http" if _is_loopback(urlsplit(f"//{host}").hostname) else "https"
         return f"{scheme}://{host}/v2/{self.repository}/manifests/{self.version}"
@@ -89,7 +91,7 @@ def ask_registry(image: str) -> Answer:
 
 
 def find_image(image: str, *, has_password: bool = False) -> Finding:
-    """What `doctor` says of whether a registry has an image.
+    """Return `doctor`'s finding on whether a registry has an image.
 
     Args:
         has_password: Whether the nodes have one for a registry that asks for it.
@@ -150,7 +152,7 @@ def _probe(url: str, headers: Mapping[str, str]) -> tuple[int, str]:
 
 
 def _token(challenge: str) -> str | None:
-    """What everybody gets who asks; None: not from here."""
+    """Return the registry's anonymous token; None: it gives none, or not over a safe URL."""
     parts = dict(_PARAMETER.findall(challenge))
     realm = parts.pop("realm", "")
     where = urlsplit(realm)

@@ -1,4 +1,4 @@
-"""What others wrote, taken over: their configurations (``configs/``).
+"""Importers for the configurations of other programs (``configs/``).
 
-Part of the control half: nothing here imports torch.
+Part of the control half: no module here imports torch.
 """

@@ -1,4 +1,4 @@
-"""How AWS is reached, and what it refuses in our words: credentials, rights, no connection.
+"""Access to AWS, with its errors in our words: credentials, rights, no connection.
 
 Only what is common to launching, to files in S3 and to text from there.
 """
@@ -56,10 +56,10 @@ _NO_REGION = (
 
 
 def aws_session(region: str | None, *, no_region: str = _NO_REGION) -> Any:
-    """A boto3 session in this region, or in that of the user's AWS configuration.
+    """Return a boto3 session in this region, or in that of the user's AWS configuration.
 
     Args:
-        no_region: What is said where none is known.
+        no_region: Message if no region is known.
 
     Raises:
         RequestError: boto3 is missing, or no region is known.
@@ -165,7 +165,7 @@ def _translate_botocore_error(error: Exception, where: str) -> ShardyardError:
 
 
 def error_code(error: Any) -> str:
-    """What AWS calls the error."""
+    """Return AWS's code of the error."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -221,7 +221,7 @@ def s3_client(*, attempts: int = 6) -> Any:
 
 
 def code_of(error: ShardyardError) -> str:
-    """What AWS called what became this error; empty: it was no answer of AWS."""
+    """Return AWS's code of the cause of this error; empty: it was no answer of AWS."""
     return error_code(error.__cause__) if hasattr(error.__cause__, "response") else ""
 
 
@@ -242,9 +242,9 @@ def translate_s3_errors(
     """Turn botocore's errors into ours, in the words of S3.
 
     Args:
-        action: What was tried, to follow "cannot": ``read s3://bucket/key``.
-        rights: That it takes.
-        retry_hint: What to do once the connection is mended.
+        action: The action, to follow "cannot": ``read s3://bucket/key``.
+        rights: The rights it needs.
+        retry_hint: What to do once the connection is fixed.
 
     Raises:
         LostError: The connection broke, or S3 itself failed.

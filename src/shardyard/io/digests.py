@@ -21,12 +21,12 @@ FORMAT = 1
 
 _BLOCK_BYTES = 2**20
 _LONGEST_NAME_BYTES = 1024
-"""Of a name with its folders; S3 takes no longer key."""
+"""Limit on a name with its folders; S3 takes no longer key."""
 
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file must be."""
+    """Expected size and digest of a file."""
 
     bytes: int
     sha256: str
@@ -39,7 +39,7 @@ class FolderDigests:
     files: Mapping[str, FileDigest]
     """Name, with ``/`` between folders, -> what the file must be."""
     provenance: Mapping[str, Any]
-    """Where it came from, such as run and step; the same content has the same."""
+    """Origin, such as run and step; the same content has the same."""
 
     @property
     def bytes(self) -> int:
@@ -54,7 +54,7 @@ class FolderDigests:
 
     @property
     def sha256(self) -> str:
-        """Stands for the folder: that of ``complete.json`` itself."""
+        """Return the digest of ``complete.json`` itself, which identifies the folder."""
         return hashlib.sha256(self.text().encode()).hexdigest()
 
 
@@ -76,7 +76,7 @@ def write_digests(folder: Path, provenance: Mapping[str, Any]) -> FolderDigests:
 
 
 def read_digests(folder: Path) -> FolderDigests:
-    """What a folder must hold.
+    """Return the expected content of a folder.
 
     Raises:
         DataError: There is no such file, or it is damaged; the text says only why.
@@ -90,7 +90,7 @@ def read_digests(folder: Path) -> FolderDigests:
 
 
 def parse_digests(data: bytes) -> FolderDigests:
-    """What the content of a ``complete.json`` says.
+    """Parse the content of a ``complete.json``.
 
     Raises:
         DataError: It is none; the text says only why.
@@ -108,7 +108,7 @@ def parse_digests(data: bytes) -> FolderDigests:
 
 
 def parse_digest(entry: Any) -> FileDigest:
-    """Bytes and SHA-256 as they stand in JSON.
+    """Return bytes and SHA-256 from their form in JSON.
 
     Raises:
         ValueError: They have another form.
@@ -141,10 +141,10 @@ def validate_name(name: Any) -> str:
 
 
 def digest_file(path: Path, seen: Callable[[int], None] = lambda _: None) -> FileDigest:
-    """Read a file and say what it is.
+    """Read a file and return its size and digest.
 
     Args:
-        seen: Told the bytes of each block that was read.
+        seen: Called with the bytes of each block that was read.
 
     Raises:
         OSError: It cannot be read.
@@ -175,7 +175,7 @@ def digest_mismatch(path: Path, expected: FileDigest) -> str | None:
 
 
 def find_damage(folder: Path, complete: FolderDigests) -> list[str]:
-    """What of a folder is not as its ``complete.json`` says, a line for each file; empty: sound."""
+    """Return how a folder differs from its ``complete.json``, a line per file; empty: sound."""
     return [
         f"{name}: {why}"
         for name, wanted in complete.files.items()
@@ -199,11 +199,11 @@ _ALIGNMENT_BYTES = 64
 
 
 def header(tensors: Mapping[str, tuple[str, Sequence[int]]], about: Mapping[str, str]) -> bytes:
-    """What comes before the tensors.
+    """Return the bytes that come before the tensors.
 
     Args:
         tensors: Dtype and shape of each, in the order in which they follow.
-        about: What readers are told beside.
+        about: Additional metadata for readers.
     """
     content: dict[str, Any] = {"__metadata__": dict(about)}
     position = 0
@@ -226,7 +226,7 @@ class StoredTensor:
 
     file: Path
     dtype: str
-    """As the header names it."""
+    """Dtype, as the header names it."""
     shape: tuple[int, ...]
     start: int
     """First byte, from the beginning of the file."""

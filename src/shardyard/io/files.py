@@ -17,8 +17,11 @@ from shardyard.errors import JsonFileError, StorageError
 from shardyard.io.polling import wait_for
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""Of a run's folder and files: whoever may write there decides what a verb executes and ends, so
-neither group nor others may, whatever the umask; it can only take rights away."""
+"""Modes of a run's folder and files, for any umask, which can only take rights away.
+
+Users who may write there decide what a verb executes and ends, so neither group nor others
+may.
+"""
 
 _NO_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
@@ -36,13 +39,13 @@ _KINDS = {
 
 
 def open_plain(path: Path) -> int:
-    """Open a plain file to read it, without waiting for whoever writes to a pipe.
+    """Open a plain file to read it, without waiting for a pipe's writer.
 
     Returns:
         A file descriptor, which the caller closes.
 
     Raises:
-        FileNotFoundError: Nothing has this name.
+        FileNotFoundError: No file has this name.
         StorageError: It cannot be opened, or is a folder, a pipe, a socket or a device.
     """
     try:
@@ -63,13 +66,13 @@ _BEYOND_SIZE_BYTES = 2**16
 
 
 def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
-    """The content of a plain file.
+    """Return the content of a plain file.
 
     Args:
-        limit_bytes: Most that it may have.
+        limit_bytes: Limit on its size.
 
     Raises:
-        FileNotFoundError: Nothing has this name.
+        FileNotFoundError: No file has this name.
         StorageError: It cannot be read, is no plain file, or is larger than that.
     """
     with os.fdopen(open_plain(path), "rb") as file:
@@ -88,13 +91,13 @@ def read_plain(path: Path, *, limit_bytes: int | None = None) -> bytes:
 
 
 def read_json(path: Path, *, limit_bytes: int = MOST_JSON_BYTES) -> Any:
-    """The content of a JSON file, which anyone may have written.
+    """Return the content of a JSON file, which anyone may have written.
 
     Args:
-        limit_bytes: Most that the file may have.
+        limit_bytes: Limit on the size of the file.
 
     Raises:
-        FileNotFoundError: Nothing has this name.
+        FileNotFoundError: No file has this name.
         JsonFileError: It cannot be read, is no plain file, is larger than that, is nested too
             deeply, or is not JSON.
     """
@@ -111,10 +114,10 @@ def read_json(path: Path, *, limit_bytes: int = MOST_JSON_BYTES) -> Any:
 
 
 def read_json_object(path: Path, *, limit_bytes: int = MOST_JSON_BYTES) -> dict[str, Any]:
-    """As ``read_json``, of a file that holds an object.
+    """Read a file that holds an object, like ``read_json``.
 
     Raises:
-        FileNotFoundError: Nothing has this name.
+        FileNotFoundError: No file has this name.
         JsonFileError: As ``read_json``, or it holds another value.
     """
     content = read_json(path, limit_bytes=limit_bytes)
@@ -214,7 +217,7 @@ def publish_folder(scratch: Path, to: Path) -> None:
     """Give a finished folder its name: everything in it is on disk before, the name after.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file system reported an error.
     """
     flush_tree(scratch)
     scratch.rename(to)
@@ -225,7 +228,7 @@ def publish_file(scratch: Path, to: Path) -> None:
     """Give a finished file its name, in place of what has it; on disk when this returns.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file system reported an error.
     """
     _flush(scratch, os.O_RDONLY)
     scratch.replace(to)
@@ -236,7 +239,7 @@ def flush_tree(folder: Path) -> None:
     """Make all files and names in a folder durable.
 
     Raises:
-        OSError: The file system refused.
+        OSError: The file system reported an error.
     """
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -269,8 +272,10 @@ def _flush(path: Path, flags: int) -> None:
 # file of this machine instead, so that it protects from processes of this machine only.
 
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
-"""What ``flock`` fails with on a file system that has none. Source: flock(2), and Lustre's manual
-for ENOSYS."""
+"""Errors of ``flock`` on a file system that has none.
+
+Source: flock(2), and Lustre's manual for ENOSYS.
+"""
 _FLOCK = struct.Struct("@hhqqi4x")
 """``struct flock`` of Linux with 64 bits: type, whence, start, length, process."""
 _POLL_S = 0.2
@@ -283,7 +288,7 @@ def take_lock(descriptor: int, *, is_shared: bool = False) -> bool:
     """Lock an open file or folder, until ``close_locked``; False: another process holds it.
 
     Args:
-        is_shared: Others may have it too who ask so, and nobody who asks for it alone.
+        is_shared: Other processes may hold a shared lock too, but no exclusive one.
     """
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
@@ -342,10 +347,10 @@ def missing_locks(folder: Path) -> str | None:
 
 @contextmanager
 def locked(file: Path, *, waits: Callable[[], object]) -> Iterator[None]:
-    """Hold a lock file, made where it is missing, while the block runs.
+    """Hold a lock file, created if it is missing, while the block runs.
 
     Args:
-        waits: Told once where another process holds it; its end is then waited for.
+        waits: Called once if another process holds it; its end is then waited for.
 
     Raises:
         OSError: The file cannot be made.
@@ -361,10 +366,10 @@ def locked(file: Path, *, waits: Callable[[], object]) -> Iterator[None]:
 
 
 def _take_on_machine(descriptor: int, *, is_shared: bool) -> bool:
-    """Lock a byte of a file in this machine's memory that stands for the file.
+    """Lock a byte of a file in this machine's memory, in place of the file.
 
-    The byte is locked by open file description, as ``flock`` does it: two of one process exclude
-    each other, and a forked process shares its parent's.
+    The byte is locked by open file description, as ``flock`` does it: two of one process
+    exclude each other, and a forked process shares its parent's.
     """
     drop_lock(descriptor)  # of a file of the same number that was closed without its lock
     state = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Waiting for what nobody tells: looked at again and again, until it is so, or all is over."""
+"""Polling for states without a notification: again and again, until found or over."""
 
 import math
 import threading
@@ -14,10 +14,10 @@ _MOST_DOUBLINGS = 60
 
 
 def wait_for(poll: Callable[[], T], *, every_s: float, within_s: float = math.inf) -> T:
-    """Look until something is found, or the time is over.
+    """Call ``look`` until it finds something, or the time is over.
 
     Returns:
-        The last answer; None or False: nothing was found in time.
+        The last answer; None or False: not found in time.
     """
     deadline_s = time.monotonic() + within_s
     while True:
@@ -51,12 +51,12 @@ def poll_until(
 def poll_in_background(
     poll: Callable[[], object], *, every_s: float, name: str, poll_at_end: bool = False
 ) -> Iterator[None]:
-    """Look now and then, in a thread, while the block runs; no look goes on behind it.
+    """Call ``poll`` now and then, in a thread, while the block runs; none continues after it.
 
     Args:
         poll: Returns True where no other is needed.
-        name: Of the thread.
-        poll_at_end: Once more when the block has ended, so that nothing of it is missed.
+        name: Name of the thread.
+        poll_at_end: Look once more when the block has ended, so that its end is seen.
     """
     is_over = threading.Event()
 

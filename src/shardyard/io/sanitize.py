@@ -1,8 +1,8 @@
-"""Text from elsewhere, shown so that it does nothing to a terminal.
+"""Makes text from other sources harmless to a terminal.
 
-Output of a training, a scheduler's reasons and names of jobs may hold escape sequences, which clear
-the screen, change a window's title or write the clipboard. They are as unwelcome in a pipe and in a
-file: a reader of those may be a terminal, too.
+Output of a training, a scheduler's reasons and names of jobs may hold escape sequences.
+These clear the screen, change a window's title or write the clipboard. They are as
+unwelcome in a pipe and in a file: a reader of those may be a terminal, too.
 """
 
 import re
@@ -16,9 +16,9 @@ _ACTING = re.compile(
 
 
 def sanitize(text: str) -> str:
-    r"""A text whose control characters are written out: ``\x1b``, ``\u202e``.
+    r"""Return a text with its control characters written out: ``\x1b``, ``\u202e``.
 
-    Line ends and tabs stay. Nothing is lost, so that a person sees what was tried.
+    Line ends and tabs stay. All characters are kept, so that a person sees what was tried.
     """
     return _ACTING.sub(lambda match: ascii(match[0])[1:-1], text)
 

@@ -1,6 +1,6 @@
-"""The one way to the terminal, and the outermost line of every program that is started there.
+"""The only output to the terminal, and the outermost line of every program started there.
 
-Nothing that is printed can act on the terminal (printable.py). Errors become messages and exit
+No printed text can act on the terminal (printable.py). Errors become messages and exit
 codes here.
 """
 
@@ -31,7 +31,7 @@ def echo(text: object = "") -> None:
 
 
 def echo_err(text: object) -> None:
-    """Print on stderr, at once: what a verb says beside its answer."""
+    """Print a verb's messages on stderr, at once; its answer goes elsewhere."""
     print(sanitize(str(text)), file=sys.stderr, flush=True)
 
 
@@ -54,7 +54,7 @@ def run(program: click.Command, arguments: Sequence[str] | None = None, *, obj: 
 
 
 class _DetachableStream(io.FileIO):
-    """A terminal that may be closed while this process goes on: then nothing is shown any more."""
+    """A terminal that may be closed while this process continues; then output is dropped."""
 
     def write(self, data: "Buffer") -> int:
         try:
@@ -82,7 +82,7 @@ def _survive_closed_terminal() -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """What operations say beside their results, as lines on stderr."""
+    """Prints messages of operations, next to their results, as lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         echo_err(f"{'warning: ' * (record.levelno >= logging.WARNING)}{record.getMessage()}")
@@ -90,7 +90,7 @@ class _StderrHandler(logging.Handler):
 
 @contextmanager
 def logs_to_stderr() -> Iterator[None]:
-    """Show on stderr what operations say; once, whoever asks for it inside."""
+    """Show messages of operations on stderr; only once if calls are nested."""
     if any(isinstance(handler, _StderrHandler) for handler in LOG.handlers):
         yield
         return

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes whatever YAML 1.1 or 1.2 would not read back as text."""
+    """SafeDumper that quotes every text that YAML 1.1 or 1.2 would not read back as text."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -100,16 +100,16 @@ def is_null_word(text: str) -> bool:
 
 
 def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
-    """The content of a YAML document: plain values.
+    """Return the content of a YAML document: plain values.
 
     Args:
-        source: What a message calls the text.
+        source: Name of the text in messages.
         is_file: Whether the text is a file of sections; else the value of one setting.
 
     Raises:
         WrongYamlError: Not YAML, or a key is given twice; names line and column.
         RequestError: It cannot be YAML: control characters, no Unicode, or nested too deep; or it
-            stands for too many values.
+            has too many values.
     """
     try:
         content = yaml.load(text, _Loader)
@@ -135,7 +135,7 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
 
 
 def _count_values(content: Any, counts: dict[int, int]) -> int:
-    """Values that a text stands for once its aliases are written out; each is counted once."""
+    """Return the number of values in a text with its aliases written out; each is counted once."""
     if not isinstance(content, dict | list):
         return 1
     if id(content) not in counts:
@@ -146,7 +146,7 @@ def _count_values(content: Any, counts: dict[int, int]) -> int:
 
 
 MOST_VALUES = 200_000
-"""Of one text: a model's config with the labels of ImageNet-21k has 44,000."""
+"""Limit on the values of one text; a model's config with ImageNet-21k's labels has 44,000."""
 
 _FORM = "The file must be one YAML mapping of sections, such as `model: {preset: llama-tiny}`."
 _ONE_VALUE = "The value must be YAML of one line, such as 3, text, [a, b] or {NAME: text}."

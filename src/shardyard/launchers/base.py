@@ -1,8 +1,9 @@
-"""What every launcher is: it renders a request, submits it, and answers for the job.
+"""Interface of every launcher: it renders a request, submits it, and answers for the job.
 
-``render`` is pure: it returns exactly what would be sent, `--dry-run` prints it, tests compare it.
-``submit`` writes each object into the ledger before it is created and confirms it after. What a
-launcher can do beyond that stands in its ``Capabilities``, from which docs/launch.md has its table.
+``render`` is pure: it returns exactly what would be sent, `--dry-run` prints it, tests
+compare it. ``submit`` writes each object into the ledger before it is created and confirms
+it after. A launcher's ``Capabilities`` hold what it can do beyond that; docs/launch.md has
+its table from them.
 """
 
 import hashlib
@@ -50,7 +51,7 @@ EXPLICIT = "given"
 
 
 class JobState(StrEnum):
-    """Where a job is; every state of every scheduler maps to one, an unknown one is an error."""
+    """State of a job; every scheduler's states map to one, and an unknown one is an error."""
 
     WAITING = "waiting"
     """Submitted, not on any node yet."""
@@ -71,7 +72,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What differs between launchers."""
+    """Differences between launchers."""
 
     resizes: tuple[str, ...]
     """Kinds of its jobs whose number of nodes can be changed while they run (`Resizer`)."""
@@ -104,7 +105,7 @@ class SideJob:
         return f"{self.kind}-{hashlib.sha256(self.to_text().encode()).hexdigest()[:12]}"
 
     def to_text(self) -> str:
-        """What its node is given."""
+        """Return the text that is given to its node."""
         content = {"kind": self.kind, "arguments": self.arguments}
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -140,7 +141,7 @@ class LaunchRequest:
     nodes: int
     devices_per_node: int
     cluster: ClusterHardware | None
-    """None: the machines are not in the catalogue; nothing about their devices is rendered."""
+    """None: the machines are not in the catalogue, and their devices are not rendered."""
     run_dir: str
     """The run's folder as the nodes see it."""
     code: Bundle | None = None
@@ -149,7 +150,7 @@ class LaunchRequest:
     nonce: str = ""
     """New with each submission: what node 0 marks its lines with (launchers/log_markers.py)."""
     submission: int = 1
-    """Which one of the run, or of the side job; names of jobs differ by it where they must."""
+    """Number of the submission, of the run or the side job; part of a job's name if needed."""
     side: SideJob | None = None
     """None: the training."""
     launched_by: PlugIn | None = None
@@ -157,13 +158,13 @@ class LaunchRequest:
     block_left_s: float | None = None
     """For how long the instances of a capacity block are there; None: they are in none."""
     bench: NetworkBench | None = None
-    """What its nodes measure in place of a training."""
+    """Network benchmark that its nodes run in place of a training."""
     back_to: RollbackTarget | None = None
     """Earlier step that node 0 goes back to before it trains."""
 
     @property
     def time_limit_s(self) -> float | None:
-        """Of the job: launch.time_limit, or what is left of a capacity block if that is less."""
+        """Return the job's limit: launch.time_limit, or the rest of a capacity block if shorter."""
         asked = self.recipe.launch.time_limit
         limits = [] if asked is None else [parse_seconds(asked)]
         limits += [] if self.block_left_s is None else [self.block_left_s]
@@ -179,7 +180,7 @@ class LaunchRequest:
 
     @property
     def side_details(self) -> dict[str, str]:
-        """What the ledger's lines of a side job say beside a training's."""
+        """Return the details of a side job's ledger lines that a training's do not have."""
         return {} if self.side is None else {SIDE_DETAIL: self.side.label}
 
     @property
@@ -239,7 +240,7 @@ def pop_back_to(environ: MutableMapping[str, str]) -> RollbackTarget | None:
 
 
 ORIGIN_DETAIL = "origin"
-"""Of an object in the ledger: ``LaunchRequest.origin``."""
+"""Detail of an object in the ledger: ``LaunchRequest.origin``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,28 +250,28 @@ class Rendered:
     launcher: str
     run_id: str
     name: str
-    """Of the job, as the scheduler shows it."""
+    """Name of the job, as the scheduler shows it."""
     text: str
-    """What `--dry-run` prints: a script, a YAML stream, JSON."""
+    """Output of `--dry-run`: a script, a YAML stream, JSON."""
     objects: tuple[dict[str, Any], ...] = ()
     """The same as plain values, in the order of creation, where there are several."""
     files: dict[str, str] = field(default_factory=dict)
-    """Files that submit writes beside the run: name -> content."""
+    """Files that submit writes next to the run: name -> content."""
     warnings: tuple[str, ...] = ()
-    """What is allowed and may be regretted; shown on stderr before anything is sent."""
+    """Settings that are allowed but may be regretted; shown on stderr before anything is sent."""
     target: dict[str, str] = field(default_factory=dict)
-    """Where it is sent, as far as the recipe says it: region, context, namespace."""
+    """Target, as far as the recipe gives it: region, context, namespace."""
     side: dict[str, str] = field(default_factory=dict)
     """``LaunchRequest.side_details``, for the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """What came of the lines of a ledger, as a person reads it: kind and name of each object."""
+    """Result of removing a ledger's objects, for a person: kind and name of each object."""
 
     removed: list[str] = field(default_factory=list)
     not_owned: list[str] = field(default_factory=list)
-    """Found under the name or number of a line, and not the run's: left alone."""
+    """Found under the name or number of a line, but not the run's: not touched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,12 +284,12 @@ class Submission:
     """The scheduler's."""
     name: str
     details: dict[str, str] = field(default_factory=dict)
-    """What finds it again: cluster, namespace, region, folder."""
+    """Details to find it again: cluster, namespace, region, folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What the scheduler says of a job."""
+    """The scheduler's report on a job."""
 
     state: JobState
     reason: str
@@ -310,7 +311,7 @@ class LogLine:
 
 
 def mounted_paths(launch: Launch, *, launcher: str) -> NodePaths:
-    """What containers see that get ``launch.volumes``, and nothing else of any machine."""
+    """Return the view of containers that get only ``launch.volumes``, and no other files."""
     volumes = tuple(volume.path for volume in launch.volumes)
     return NodePaths(
         launcher=launcher, shares_filesystem=False, folders=(*volumes, *launch.image_paths)
@@ -323,13 +324,13 @@ class Launcher(Protocol):
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     forms: ClassVar[Mapping[str, EntryForm]]
-    """Of its lines in a ledger, by kind; what it reads there is checked before it gets a job."""
+    """Forms of its ledger lines, by kind; each line is checked before a job gets it."""
 
     def node_paths(self, recipe: Recipe) -> NodePaths:
-        """Which files its nodes see, of a launch with these settings. Pure."""
+        """Return which files its nodes see, for a launch with these settings. Pure."""
 
     def render(self, request: LaunchRequest) -> Rendered:
-        """Pure: no service is asked, no file is read."""
+        """Render the request. Pure: it calls no service and reads no file."""
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
         """Create what was rendered, each object with its line in the ledger."""
@@ -346,8 +347,8 @@ class Launcher(Protocol):
     def remove(self, job: Submission, ledger: Ledger) -> Removal:
         """Remove what submit created, dependants first. Repeatable.
 
-        What has the name or the number of a line of the ledger and is another's is left alone; the
-        line is struck, and what was found is told.
+        An object of another run with the name or number of a ledger line is not touched. The line
+        is struck, and the object is reported.
         """
 
 
@@ -372,11 +373,11 @@ def read_node_assignment(word: str, environ: Mapping[str, str]) -> NodeAssignmen
     """Read this node's place from the variables that a scheduler sets.
 
     Args:
-        word: Of ``NODE_ASSIGNMENT_READERS``, or the name of a package's launcher that
+        word: One of ``NODE_ASSIGNMENT_READERS``, or the name of a package's launcher that
             ``ReadsNodeAssignment``.
 
     Raises:
-        RequestError: Nobody reads it; or a variable is missing or is no number.
+        RequestError: No launcher reads it; or a variable is missing or is no number.
     """
     ours = NODE_ASSIGNMENT_READERS.get(word)
     if ours is None:
@@ -420,10 +421,10 @@ class Resizer(Protocol):
 
 @runtime_checkable
 class Executor(Protocol):
-    """A launcher that runs a command beside a job that lives: how files come from out of reach."""
+    """A launcher that runs a command next to a live job, to read files that are out of reach."""
 
     def exec(self, job: Submission, command: Sequence[str]) -> Iterator[bytes]:
-        """What the command prints on stdout, in pieces; no shell reads its arguments.
+        """Yield the command's stdout, in pieces; no shell reads its arguments.
 
         Raises:
             CapacityError: The job has no running container, or the connection broke.
@@ -436,11 +437,11 @@ class HasChecks(Protocol):
     """A launcher that can look at its target before anything is submitted."""
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
-        """Look, and change nothing. What cannot be asked is a finding, not an error."""
+        """Check the target without changes. A question that fails is a finding, not an error."""
 
 
 Answer = JobStatus | ShardyardError
-"""What is known of one of many jobs: its status, or why there is none."""
+"""Answer on one of many jobs: its status, or why there is none."""
 
 
 @runtime_checkable
@@ -448,10 +449,10 @@ class AsksMany(Protocol):
     """A launcher whose scheduler tells of many jobs in one call."""
 
     def scheduler_of(self, job: Submission) -> str:
-        """Which scheduler knows a job; empty where there is but one. Pure."""
+        """Return the scheduler that knows a job; empty where there is but one. Pure."""
 
     def statuses(self, jobs: Sequence[Submission]) -> list[Answer]:
-        """What `status` says of each, in the order asked, in as few calls as can be.
+        """Return the `status` of each job, in the order given, in as few calls as possible.
 
         Args:
             jobs: At least one, all of one scheduler (`scheduler_of`).
@@ -471,7 +472,7 @@ class SchedulerJob:
     run_id: str
     state: JobState
     where: str
-    """Where its run's folder was when it was submitted, or what it is in: a namespace, a queue."""
+    """Folder of its run at submission, or the namespace or queue that it is in."""
     end: str
     """The scheduler's own command that ends it."""
 
@@ -481,11 +482,11 @@ class FindsJobs(Protocol):
     """A launcher whose jobs carry a mark of ours, by which they are found without any folder."""
 
     def find(self, recipe: Recipe) -> list[SchedulerJob]:
-        """All that are not over, where a recipe's section ``launch`` says; changes nothing."""
+        """Return all jobs that are not over, where section ``launch`` says; changes no job."""
 
 
 def answer(ask: Callable[[], JobStatus]) -> Answer:
-    """What is said of one of many jobs; its error does not hide the others."""
+    """Return the answer on one of many jobs; its error does not hide the others."""
     try:
         return ask()
     except ShardyardError as error:
@@ -502,10 +503,10 @@ class SharesPython(Protocol):
 
 @runtime_checkable
 class ReadsNodeAssignment(Protocol):
-    """A launcher of a package whose nodes find in their environment where they stand.
+    """A launcher of a package whose nodes find their place in their environment.
 
-    They are started with ``--place`` and its name; of others a launcher says the place in full,
-    with ``--place given``. Ours are in ``NODE_ASSIGNMENT_READERS``.
+    They are started with ``--place`` and its name. Other launchers give the place in full, with
+    ``--place given``. Ours are in ``NODE_ASSIGNMENT_READERS``.
     """
 
     @staticmethod
@@ -527,7 +528,7 @@ class InstallablePart:
     objects: tuple[dict[str, Any], ...] = ()
     """The objects of a part that is rendered by us."""
     details: dict[str, str] = field(default_factory=dict)
-    """What removes it again."""
+    """Details to remove it again."""
 
 
 @runtime_checkable
@@ -535,13 +536,13 @@ class Installs(Protocol):
     """A launcher whose target can be given what it lacks. Methods raise ShardyardError."""
 
     def target_name(self, request: LaunchRequest) -> str:
-        """Of the cluster that a request means."""
+        """Return the name of the cluster that a request means."""
 
     def missing(self, request: LaunchRequest) -> list[InstallablePart]:
-        """What is not there and can be installed, in the order of installation."""
+        """Return the missing parts that can be installed, in the order of installation."""
 
     def needed(self, request: LaunchRequest) -> list[InstallablePart]:
-        """The same of a target that has nothing; pure, the target is not asked."""
+        """Return the parts that an empty target needs; pure, the target is not queried."""
 
     def install(self, request: LaunchRequest, part: InstallablePart, ledger: Ledger) -> None:
         """Put it there, between its two lines in the ledger."""
@@ -564,4 +565,4 @@ class InstallsWatchers(Installs, Protocol):
     def missing_watchers(
         self, request: LaunchRequest, parts: Sequence[InstallablePart]
     ) -> list[InstallablePart]:
-        """Those parts of ``watchers`` that the target has not, whoever installed the others."""
+        """Return the parts of ``watchers`` that the target lacks, regardless of the installer."""

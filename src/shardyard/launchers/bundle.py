@@ -1,7 +1,8 @@
-"""The recipe and the user's own code as one archive, named by what it holds.
+"""Packs the recipe and the user's own code as one archive, named by its content.
 
-Equal content is an equal archive on every machine and at every time: names are sorted, times are
-zero, owners are left out. So a node knows that it runs what was asked, and nothing is sent twice.
+Equal content is an equal archive on every machine and at every time: names are sorted,
+times are zero, owners are left out. So a node knows that it runs the requested content, and
+each archive is sent once.
 """
 
 import gzip
@@ -40,7 +41,7 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """Of a file that holds it."""
+        """Return the name of a file that holds it."""
         return f"bundle-{self.digest[:16]}.tar.gz"
 
 
@@ -56,10 +57,10 @@ def bundle(
     Args:
         code: launch.code.
         start: Where its relative paths begin; None: the current folder.
-        limit_bytes: Most that the files may have together.
+        limit_bytes: Limit on the total size of the files.
 
     Raises:
-        RequestError: A path matches nothing or leads outside, a file holds a credential, or all
+        RequestError: A path has no match or leads outside, a file holds a credential, or all
             together are too large.
     """
     listed = code_files(code, (start or Path.cwd()).resolve(), limit_bytes=limit_bytes)
@@ -93,7 +94,7 @@ def write_bundle(packed: Bundle, folder: Path) -> Path:
 def unpack(path: Path, into: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES) -> None:
     """Unpack an archive of ``bundle`` into a folder, once it is known to be the one meant.
 
-    Nothing is written before every member is known to be a plain file or folder inside.
+    No file is written before every member is known to be a plain file or folder inside.
 
     Raises:
         DataError: It is damaged, another one, or holds what ``bundle`` never writes.
@@ -217,7 +218,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """All of it or nothing: a reader never sees half a file."""
+    """Write the file as a whole or not at all: a reader never sees half a file."""
     try:
         make_folder(path.parent)
         draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")

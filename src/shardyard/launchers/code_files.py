@@ -20,7 +20,7 @@ _NEVER = {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFiles:
-    """What is sent of launch.code, by its name in the archive."""
+    """Files of launch.code to send, by their names in the archive."""
 
     sent: Mapping[str, Path]
     excluded_files: Mapping[str, str]
@@ -34,7 +34,7 @@ def code_files(entries: Iterable[str], start: Path, *, limit_bytes: int = LIMIT_
         start: Folder where relative entries begin, resolved.
 
     Raises:
-        RequestError: An entry matches nothing, leads outside or lists private files only; or all
+        RequestError: An entry has no match, leads outside or lists private files only; or all
             files together are too large.
     """
     sent: dict[str, Path] = {}
@@ -63,10 +63,10 @@ def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:
 
 
 def check_no_credentials(contents: Mapping[str, bytes]) -> None:
-    """Refuse files, by name, that hold tokens or keys.
+    """Reject files, by name, that hold tokens or keys.
 
     Raises:
-        RequestError: All are named, and none is shown.
+        RequestError: It names all places, and shows no token.
     """
     places = [
         f"{name}:{line} ({kind})"
@@ -118,7 +118,7 @@ def _only_private(entry: str, private: Mapping[str, str]) -> str:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """What a glob matches; unlike a file that is named, one that git ignores is not meant."""
+    """Return the matches of a glob; unlike a file that is named, git-ignored ones are left out."""
     places = [Path(name) for name in matches_of(str(pattern))]
     return [place for place in sorted(places) if place.is_dir() or place in _siblings(place.parent)]
 
@@ -139,7 +139,7 @@ def _files_of(root: Path) -> Iterator[Path]:
 
 
 def _tracked(folder: Path) -> list[Path] | None:
-    """What git knows of a folder or would take, .gitignore respected; None: no repository."""
+    """Return the files git tracks or would add, .gitignore respected; None: no repository."""
     answer = git(
         folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate",
         timeout_s=60,
@@ -197,8 +197,10 @@ _TAKEN = (sys.stdlib_module_names - {"test", "idlelib", "this", "antigravity", "
     "typing_extensions", "sympy", "networkx", "filelock", "packaging", "regex", "requests",
     "tqdm", "httpx", "markupsafe", "annotated_types", "triton", "functorch", "torchgen",
 }  # fmt: skip
-"""Names that a module of the user's must not have: of Python, of Shardyard, of what it imports.
-Nothing of a training imports Python's tests and toys."""
+"""Names that a user's module must not have: of Python, of Shardyard, of what it imports.
+
+Python's tests and toys are left out, as no training imports them.
+"""
 
 
 def _check_size(code: dict[str, Path], limit_bytes: int) -> None:

@@ -1,18 +1,24 @@
-"""What was created outside a run's folder: its intent before, its confirmation after.
+"""Ledger of the objects created outside a run's folder: intent before, confirmation after.
 
-`ledger.jsonl`: {"t", "action", "kind", "name", "launcher", "id", "details"}, one object a line;
-``action`` is intended, created, failed or removed; noted: something about them that is no object;
-or submitted: the line of a job, with which every verb finds it again. Tear-down reads it, so
-nothing is forgotten: an object whose creation was interrupted stands as intended and is looked for.
+`ledger.jsonl`: {"t", "action", "kind", "name", "launcher", "id", "details"}, one object a
+line. ``action`` is one of:
 
-Each line is on disk before what it tells of is created. So a writer that was killed in a line had
-created nothing by it, and the beginning of a line is passed over. Anything else that cannot be read
-(a complete line with a wrong character, NUL bytes, an empty file, a ledger that is gone) may have
-named a job that runs and costs: every verb names the file and the line, and guesses nothing.
+- intended, created, failed or removed;
+- noted: something about them that is no object;
+- submitted: the line of a job, with which every verb finds it again.
 
-What it names is asked about, ended and removed, so each line is checked before anything is done
-with it, whatever the verb: by the rules of ``_line_error``, and by the form that its launcher
-declares (``EntryForm``).
+Tear-down reads it, so no object is forgotten: one whose creation was interrupted is
+intended and is looked for.
+
+Each line is on disk before its object is created. So a writer that was killed in a line had
+created no object by it, and the beginning of a line is passed over. Anything else that
+cannot be read may have named a job that runs and costs: a complete line with a wrong
+character, NUL bytes, an empty file, a ledger that is gone. Every verb then names the file
+and the line, and makes no guess.
+
+Verbs ask about, end and remove what it names. So each line is checked first, whatever the
+verb: by the rules of ``_line_error``, and by the form that its launcher declares
+(``EntryForm``).
 """
 
 import json
@@ -47,18 +53,18 @@ _TRACE = "submissions"
 _NEW_LEDGER = """echo '{"action": "noted", "kind": "lost", "name": "all", "launcher": "local"}'"""
 """Command that writes a ledger of no job."""
 _BROKEN_OFF = re.compile(r"(n(ul?)?|t(ru?)?|f(a(ls?)?)?|-|\.|[eE][-+]?|\\?u?[0-9a-fA-F]{0,4})?")
-"""What is left of a value where a line of JSON breaks off, from where it cannot be parsed."""
+"""Rest of a value where a line of JSON breaks off, from where it cannot be parsed."""
 _ENDS = re.compile(r'"action": "(submitted|failed|removed)"')
-"""In a line that names nothing that an earlier one does not name."""
+"""Actions of a line that names no object that an earlier one does not name."""
 _WITH_ID = ("created", "submitted")
 _NO_OBJECT = ("submitted", "noted")
 _ACTIONS = frozenset({"intended", "failed", "removed", "noted", *_WITH_ID})
 SUBMITTED = "job"
 """Kind of the line of a submission; an object that was created has a kind of its launcher."""
 SIDE_DETAIL = "side"
-"""Of the lines of a side job: its label (``SideJob``). A training's have none."""
+"""Detail of a side job's lines: its label (``SideJob``). A training's have none."""
 BENCH_DETAIL = "bench"
-"""Of the line of a benchmark's job: what it measures. A training's has none."""
+"""Detail of a benchmark job's line: its measurement. A training's has none."""
 SIDE_LABEL = re.compile(r"[a-z]{1,20}-[0-9a-f]{12}", re.ASCII)
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -66,16 +72,16 @@ UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 @dataclass(frozen=True, kw_only=True)
 class EntryForm:
-    """What a launcher writes about one kind of object, each part to be matched whole."""
+    """Form of one kind of object in a launcher's lines; each part must match completely."""
 
     name: re.Pattern[str]
     id: re.Pattern[str]
     details: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-    """Those that it reads; all are there."""
+    """Details that the launcher reads and that are always present."""
     optional: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-    """Those that it reads where they are there."""
+    """Details that the launcher reads if they are present."""
     folder: re.Pattern[str] | None = None
-    """Where ``details["folder"]`` lies in the run's folder; ``.`` is that folder itself."""
+    """Path of ``details["folder"]`` in the run's folder; ``.`` is that folder itself."""
 
 
 def form(pattern: str) -> re.Pattern[str]:
@@ -134,7 +140,7 @@ class Ledger:
         self._write("noted", LedgerEntry(kind=kind, name=name, launcher=launcher))
 
     def record(self, job: "Submission") -> None:
-        """Write down what a submission returned; no object of its own, so nothing to remove."""
+        """Record a submission's result; it is no object of its own, so it needs no removal."""
         entry = LedgerEntry(
             kind="job", name=job.name, launcher=job.launcher, id=job.id, details=job.details
         )
@@ -153,7 +159,10 @@ class Ledger:
         return [_entry(line) for line in self._lines() if line["action"] == "submitted"]
 
     def live(self) -> list[LedgerEntry]:
-        """What may exist, oldest first: intended or created, and not failed or removed."""
+        """Return the objects that may exist, oldest first.
+
+        They are intended or created, and not failed or removed.
+        """
         entries: dict[tuple[str, str, str], LedgerEntry] = {}
         for line in self._lines():
             key = _key(line)
@@ -164,7 +173,7 @@ class Ledger:
         return list(entries.values())
 
     def unfinished(self) -> list[LedgerEntry]:
-        """What may exist of a training's submission that was cut off before it became a job."""
+        """Return what may exist of a training's submission that was cut off before it was a job."""
         since: list[tuple[str, str, str]] = []
         for line in self._lines():
             if line["action"] == "submitted":
@@ -204,13 +213,13 @@ class Ledger:
         return [_entry(line) for line in self._lines() if line["action"] == "created"]
 
     def is_blank(self) -> bool:
-        """Whether the file is there and nothing was written into it."""
+        """Return whether the file exists and is empty."""
         with suppress(OSError):
             return self.path.stat().st_size == 0
         return False
 
     def remove_empty(self) -> None:
-        """Remove the file if nothing was written: an empty one reads as damaged."""
+        """Remove the file if it is empty: an empty one reads as damaged."""
         if self.is_blank():
             self.path.unlink(missing_ok=True)
 
@@ -221,9 +230,9 @@ class Ledger:
         return os.fdopen(os.open(self.path, flags, FILE_MODE), "a+b")
 
     def torn_lines(self) -> list[int]:
-        """Numbers of lines that break off and may have begun to name another object.
+        """Return numbers of lines that break off and may have begun to name another object.
 
-        A writer that was killed had created nothing by it; after a power cut, lines behind it may
+        A writer that was killed had created no object by it; after a power cut, lines behind it may
         be lost.
         """
         parts = enumerate((self._read() or "").split("\n"), start=1)
@@ -264,7 +273,7 @@ class Ledger:
         return not is_free
 
     def _read(self) -> str | None:
-        """All that is written; None where there is no ledger and nothing was submitted.
+        """Return the whole text; None: there is no ledger, and there was no submission.
 
         Raises:
             StorageError: The ledger is gone or cannot be read, so it is not known what it named.
@@ -309,7 +318,7 @@ class Ledger:
 
 
 def _damaged_message(path: Path, condition: str) -> str:
-    """Message about a ledger that names nothing any more, though something was submitted."""
+    """Return the message on a ledger without names, though something was submitted."""
     return (
         f"{path} is {condition}, as a power cut leaves a file. It named what was created for this run, "
         "which may still run and cost money. Bring the file back from a copy. Without a copy, look "
@@ -355,7 +364,7 @@ def _entry(line: dict[str, Any]) -> LedgerEntry:
 
 
 def _line_error(line: Any, folder: Path) -> str:
-    """Why nothing may be done with a line; empty: it is as a launcher writes it."""
+    """Return why a line must not be used; empty: it is as a launcher writes it."""
     if not isinstance(line, dict):
         return "it is no JSON object"
     wrong = _type_error(line) or _text_error(line)
@@ -391,7 +400,7 @@ def _type_error(line: dict[str, Any]) -> str:
 
 
 def _text_error(line: dict[str, Any]) -> str:
-    """What no value may be, of whatever launcher: an option of a program, or of several lines."""
+    """Return the error in a value of any launcher: an option of a program, or several lines."""
     values = {key: line.get(key) for key in ("kind", "name", "launcher", "id")}
     values |= {f"details.{key}": value for key, value in (line.get("details") or {}).items()}
     for key, value in values.items():
@@ -442,7 +451,7 @@ _NAMED = ("name", "id")
 
 
 def _forms(launcher: str) -> Mapping[str, EntryForm] | None:
-    """What a launcher declares, kind by kind; None: there is no such launcher."""
+    """Return the forms that a launcher declares, by kind; None: there is no such launcher."""
     from shardyard.launchers.base import launcher_class
 
     try:

@@ -1,6 +1,7 @@
-"""Who may have written a ledger, asked before a verb ends or starts what stands there.
+"""Checks who may have written a ledger, before a verb ends or starts anything in it.
 
-Each launcher asks the far side as well whether an object is the run's; this is the near side.
+Each launcher also asks the remote side whether an object is the run's; this is the local
+side.
 """
 
 import os
@@ -14,16 +15,16 @@ from shardyard.rundir.layout import RunDir
 
 _STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submissions/*",
              "side", "side/*")  # fmt: skip
-"""What is in a run that a verb submits, believes, or writes into; globs."""
+"""Files of a run that a verb submits, believes, or writes into; globs."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
-    """Raise if anybody else may have decided what a ledger names.
+    """Raise if another user may have decided what a ledger names.
 
     Args:
-        trusts_folder: The user said that whoever may write there is trusted.
+        trusts_folder: The user said to trust everyone who may write there.
 
     Raises:
         AccessError: Another user owns it, or may write it or into its folder.
@@ -51,10 +52,10 @@ def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
 
 
 def check_writable(run_dir: RunDir) -> None:
-    """Raise if this user may not write where a run goes on: in its own folder.
+    """Raise if this user may not write where a run continues: in its own folder.
 
     Raises:
-        AccessError: It is somebody else's.
+        AccessError: It belongs to another user.
     """
     written = [run_dir.path, run_dir.lease, run_dir.events, run_dir.metrics, run_dir.checkpoints]
     shut = [

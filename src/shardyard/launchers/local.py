@@ -68,7 +68,7 @@ from shardyard.rundir.state import resume_words
 
 _KIND = "local job"
 _FOLDER = "{folder}"
-"""Stands in a rendered request for the job's folder, which is known once it is made."""
+"""Placeholder in a rendered request for the job's folder, known once it is created."""
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.3
 _REAPED_S = 3.0
@@ -262,7 +262,7 @@ def _warnings(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def _script(job: JobFile, recipe_text: str) -> str:
-    """What a person reads: the commands, and the recipe they are given."""
+    """Return the script for a person: the commands, and the recipe they are given."""
     lines = [
         f"# {job.nodes} node{'s' * (job.nodes > 1)} on this machine. JOB is the next "
         f"{word(job.run_dir)}/logs/job-<k>, PORT a free one.",

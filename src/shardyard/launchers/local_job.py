@@ -37,21 +37,21 @@ _DRAINED = (EXIT_DRAINED, EXIT_INTERRUPTED)
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """job.json: what a local job is asked to do."""
+    """Content of job.json: the task of a local job."""
 
     program: list[str]
     """Starts a node entry; its arguments are added."""
     run_dir: str
     nodes: int
     fewest_nodes: int
-    """The run goes on with as many, once node 0 has let them begin."""
+    """The run continues with this many nodes, once node 0 has let them begin."""
     devices_per_node: int
     env: dict[str, str]
     max_restarts: int
     drain_timeout_s: float
     time_limit_s: float | None
     is_side: bool = False
-    """One program that is told no place among nodes, and no training."""
+    """Whether the job is one program without a place among nodes, and no training."""
 
     @staticmethod
     def read(folder: Path) -> "JobFile":
@@ -69,7 +69,7 @@ class Identity:
 
     @staticmethod
     def of(pid: int) -> "Identity | None":
-        """None if there is no such process, or it has ended and nobody asked how yet."""
+        """Return the identity; None: no such process, or it has ended and was not waited for."""
         boot = Path("/proc/sys/kernel/random/boot_id")
         if not boot.is_file():
             answer = subprocess.run(
@@ -135,8 +135,10 @@ class Supervisor:
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._stop_requested_s: float | None = None
         self._lost: list[int] = []
-        """Nodes that were killed, not by this process, or cut off, and without which the run cannot
-        go on."""
+        """Killed or cut-off nodes without which the run cannot continue.
+
+        This process did not kill them.
+        """
         self._spared: set[int] = set()
         """The same that can be done without."""
         self.stop_reason = ""
@@ -215,9 +217,10 @@ class Supervisor:
         return codes
 
     def _can_do_without(self, lost: Sequence[int]) -> bool:
-        """Whether the other nodes go on; before they train, only node 0 knows what they are to do.
+        """Return whether the other nodes continue without the lost ones.
 
-        From then on another node serves the store in its place.
+        Before they train, only node 0 knows their work. From then on another node serves the store
+        in its place.
         """
         is_enough = self._job.nodes - len(lost) >= self._job.fewest_nodes
         return is_enough and (0 not in lost or self._has_started())

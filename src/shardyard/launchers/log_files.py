@@ -16,7 +16,7 @@ def read_logs(files: Mapping[str, Path], *, is_over: Callable[[], bool]) -> Iter
 
     Args:
         files: Source -> file; one that is not there yet is waited for.
-        is_over: Whether nothing more will be appended; asked before the last look.
+        is_over: Whether the files are complete; called before the last look.
     """
     offsets = dict.fromkeys(files, 0)
     for is_last in poll_until(is_over, every_s=_POLL_S):

@@ -1,16 +1,16 @@
 """Marked lines: events and metrics of a run inside the output of its node 0, and answers.
 
-A run whose folder is out of reach (a claim, a Batch volume) is rebuilt from the scheduler's logs
-alone. A marked line is ``@shardyard:NONCE {"event": {...}}`` or ``... {"metrics": {...}}``; the
-scheduler may put a prefix before it. A side job prints what came of it as ``{"answer": {...}}``,
-which stands in neither file.
+A run whose folder is out of reach (a claim, a Batch volume) is rebuilt only from the
+scheduler's logs. A marked line is ``@shardyard:NONCE {"event": {...}}`` or
+``... {"metrics": {...}}``; the scheduler may put a prefix before it. A side job prints its
+result as ``{"answer": {...}}``, which is in neither file.
 
-The nonce is new with each submission. The launcher keeps it with the job in the ledger and gives it
-to the nodes in a variable that no process of the training inherits. So a line of text that a
-training prints, from its data or a library, cannot pass for an event. It does not hold against the
-user's own code, which could read the variable of its parent process; that code is trusted, as it
-may write events.jsonl anyway. Jobs of before there was a nonce have none in the ledger, and their
-marks are ``@shardyard {...}``.
+The nonce is new with each submission. The launcher keeps it with the job in the ledger. The
+nodes get it in a variable that no process of the training inherits. So a line of text that
+a training prints, from its data or a library, cannot pass for an event. It does not hold
+against the user's own code, which could read the variable of its parent process; that code
+is trusted, as it may write events.jsonl anyway. Jobs of before there was a nonce have none
+in the ledger, and their marks are ``@shardyard {...}``.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _FILED: tuple[Kind, ...] = ("event", "metrics")
 NONCE_VARIABLE = "SHARDYARD_MARK"
 """Tells node 0 what to mark its lines with."""
 NONCE_DETAIL = "mark"
-"""Of a job in the ledger."""
+"""Detail of a job in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class MarkedLine:
 
 
 def new_nonce() -> str:
-    """What nobody can guess who does not know it."""
+    """Return a nonce that cannot be guessed."""
     return secrets.token_hex(8)
 
 
 def mark(kind: Kind, content: dict[str, Any], *, nonce: str = "") -> str:
-    """The line that stands for an object in a log; without a line end."""
+    """Return the log line of an object; without a line end."""
     return _prefix(nonce) + write_line({kind: content})
 
 
 def parse(line: str, *, nonce: str = "") -> MarkedLine | None:
-    """What a line of a log stands for; None if it is not marked with the nonce, or was cut."""
+    """Return the content of a log line; None if it lacks the nonce's mark, or was cut."""
     _, found, text = line.partition(_prefix(nonce))
     if not found:
         return None
@@ -118,10 +118,10 @@ def _digests(lines: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _digest(content: dict[str, Any], start: Start | None = None) -> bytes:
-    """Stands for a line: of a million of them the lines themselves would take gigabytes.
+    """Return a digest of a line: a million lines themselves would take gigabytes.
 
     Args:
-        start: That an evaluation is of, whose line does not say it; None: not known.
+        start: Start that an evaluation is of, which its line does not say; None: not known.
     """
     is_evaluation = "eval" in content and "kind" not in content
     of = {"start": start} if is_evaluation and start is not None else {}

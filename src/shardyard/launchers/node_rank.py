@@ -1,4 +1,4 @@
-"""Where a process stands among the nodes of its job; each launcher's place.py reads its own."""
+"""Place of a process among the nodes of its job; each launcher's place.py reads its own."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardyard.errors import RequestError
 
 PORT = 29400
-"""Of the rendezvous where node 0 has a network address of its own, as pods have."""
+"""Port of the rendezvous if node 0 has a network address of its own, as pods have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,19 +17,18 @@ class NodeAssignment:
     node_rank: int
     nodes: int
     host: str
-    """Where node 0 serves the rendezvous, as all nodes can reach it."""
+    """Address at which node 0 serves the rendezvous, as all nodes can reach it."""
     port: int
     session: str
     """The same on all nodes of one start of the job, and new at each (requeue, retry, restart)."""
     rendezvous: str | None = None
-    """Where they meet instead, as elastic.rendezvous says it; None: as the recipe says."""
+    """Rendezvous to use instead, in the form of elastic.rendezvous; None: the recipe's."""
     is_container: bool = False
     """Its own folders are no other node's, and exit code 143 has the job started again."""
     own_host: str | None = None
     """This node's name, by which the others reach it; None: the launcher knows none."""
     store_moves: bool = False
-    """Whether the nodes that are left may go on without node 0; else whoever started them starts
-    all again."""
+    """Whether the remaining nodes may continue without node 0; else all are started again."""
 
     @property
     def endpoint(self) -> str:

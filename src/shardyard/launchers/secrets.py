@@ -82,7 +82,7 @@ def loose_files(secrets: Mapping[str, str]) -> list[str]:
 
 
 def check_supported(secrets: Mapping[str, str], kinds: Collection[str], *, launcher: str) -> None:
-    """Refuse references that a launcher's jobs cannot resolve.
+    """Reject references that a launcher's jobs cannot resolve.
 
     Args:
         secrets: The recipe's section.
@@ -148,7 +148,7 @@ def redact(text: str, values: Iterable[str]) -> str:
 
 
 def _forms(value: str) -> Iterable[str]:
-    """The value as it may stand in a text; a long line of a key counts by itself."""
+    """Yield the forms of the value in a text; a long line of a key counts by itself."""
     if not value.strip():
         return
     lines = [line for line in value.splitlines() if len(line) >= 16]

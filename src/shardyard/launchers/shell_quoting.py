@@ -1,11 +1,13 @@
-"""Words of bash that stand for any text, on one line and printable."""
+"""Words of bash for any text, on one line and printable."""
 
 import shlex
 
 
 def word(text: str) -> str:
-    """One word of bash that stands for a text: sbatch takes no script with CR LF, and what a person
-    reads on a terminal must not act on it."""
+    """Return one word of bash for a text.
+
+    sbatch takes no script with CR LF, and text on a terminal must not act on it.
+    """
     if text.isprintable():
         return shlex.quote(text)
     quoted = text.replace("\\", "\\\\").replace("'", "\\'")

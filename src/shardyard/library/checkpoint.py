@@ -30,16 +30,16 @@ from shardyard.library.model import Optimizers, listed, sharded
 from shardyard.log import warn
 
 _TIMEOUT_S = 600.0
-"""How long ranks wait for each other before a load, as elastic.collective_timeout_s."""
+"""Limit on the wait of ranks for each other before a load, as elastic.collective_timeout_s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a checkpoint held beside tensors."""
+    """Content of a checkpoint other than tensors."""
 
     step: int
     values: dict[str, Any]
-    """As they were given to ``save_checkpoint``."""
+    """Values as they were given to ``save_checkpoint``."""
     path: Path = field(default=Path(), compare=False)
     """The folder of the checkpoint."""
 
@@ -77,12 +77,12 @@ def save_checkpoint(
 
 
 class Saves:
-    """Checkpoints of one model, each written while its script goes on.
+    """Checkpoints of one model, each written while its script continues.
 
     All ranks make the same calls.
 
     Args:
-        group: A gloo group of all ranks that nothing else uses meanwhile.
+        group: A gloo group of all ranks, for this use only.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class Saves:
         self.report()
 
     def finish_writing(self) -> None:
-        """Wait until nothing is being written, and begin nothing more."""
+        """Wait until no save is being written, and begin no other."""
         self._saver.close()
 
     def close(self) -> None:
-        """Wait until all is durable, and warn if it is not. Begins nothing more."""
+        """Wait until all is durable, and warn if it is not. Begins no other save."""
         try:
             self.finish()
         except CheckpointError as error:
@@ -163,16 +163,16 @@ class Saves:
 def load_checkpoint(
     folder: str | Path, model: nn.Module, optimizer: Optimizers = None
 ) -> Loaded | None:
-    """Load the newest sound checkpoint, whatever layout wrote it. All ranks call it.
+    """Load the newest sound checkpoint, written by any layout. All ranks call it.
 
     Damaged ones are passed over with a warning.
 
     Args:
         optimizer: Gets its state and its groups' settings (learning rate, ...) back; None: it
-            begins anew.
+            starts from scratch.
 
     Returns:
-        None if there is no checkpoint; nothing has changed then.
+        None if there is no checkpoint; the model is unchanged then.
 
     Raises:
         CheckpointError: There are checkpoints but none is sound, or it is of something else.
@@ -291,7 +291,7 @@ def _set_groups(optimizers: Sequence[Optimizer], saved: list[dict[str, Any]], pa
 
 @torch.no_grad()
 def _make_state(optimizer: Optimizer) -> None:
-    """Let the optimizer make its state, by a step that changes nothing; a load overwrites it."""
+    """Create the optimizer's state, by a step that changes no parameter; a load overwrites it."""
     if optimizer.state:
         return
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -125,7 +125,7 @@ def distribute_experts(
 
 
 def expert_placement(experts: set[nn.Parameter], mesh: Mesh) -> Placement:
-    """How parameters are split: experts over fewer ranks than the rest."""
+    """Return how parameters are split: experts over fewer ranks than the rest."""
     of_mesh = torch_private.placement_on_mesh(mesh.sharding(of_experts=True))
 
     def placement(param: nn.Parameter) -> Any:
@@ -135,7 +135,7 @@ def expert_placement(experts: set[nn.Parameter], mesh: Mesh) -> Placement:
 
 
 class _RemoteExpert(nn.Module):
-    """Stands in a list for an expert that another rank holds."""
+    """Placeholder in a list for an expert that another rank holds."""
 
     def __init__(self, call: "_Call") -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Call:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What the expert returns: a tensor."""
+        """Return the output of the expert, a tensor."""
         if self._forward is not None:
             output = self._computed(self._forward, args, kwargs)
         else:

@@ -1,8 +1,9 @@
-"""tp by a plan, or ep of lists of experts, for a script as it stands, of a model of one's own.
+"""Use of tp by a plan, or ep of lists of experts, in an unchanged script with its own model.
 
-The script's ranks read samples of their own. Ranks that split the model first gather what they were
-called with; each computes all samples of its group with its part of the model, and gives back its
-own. Every rank's loss then counts: what a rank computes for others has its gradient from them.
+The script's ranks read samples of their own. Ranks that split the model first gather the
+arguments of its calls. Each computes all samples of its group with its part of the model,
+and gives back its own. Every rank's loss then counts: what a rank computes for others has
+its gradient from them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from shardyard.parallel.rank_agreement import checksum_of
 from shardyard.torch_private import tree_leaves, tree_map
 
 Fact = tuple[tuple[int, ...], str, int]
-"""Of a tensor that a model is called with: shape, format, and of one that is alike a checksum."""
+"""Facts of a model's tensor argument: shape, format, and a checksum if it is alike on ranks."""
 _ALIKE = -1
 
 
@@ -115,10 +116,10 @@ class JoinedForward:
     def __init__(
         self, forward: Callable[..., Any], group: dist.ProcessGroup, *, divisor: int
     ) -> None:
-        """All ranks make theirs together.
+        """Create the forward method. All ranks call it together.
 
         Args:
-            divisor: Of gradients, beside the ranks over which they are averaged.
+            divisor: Divisor of gradients, in addition to the ranks over which they are averaged.
         """
         self._forward = forward
         self._group = group
@@ -188,7 +189,7 @@ class JoinedForward:
         return found.view(x.dtype).view(-1, *x.shape[1:])
 
     def _own(self, leaf: Any, rows: Sequence[int]) -> Any:
-        """Of an output, what the script's loss is made of."""
+        """Return the part of an output from which the script computes its loss."""
         if leaf is None or isinstance(leaf, bool | int | float | str):
             return leaf
         first, total = sum(rows[: self._rank]), sum(rows)
@@ -211,6 +212,6 @@ def _is_of_samples(x: Tensor, rows: int) -> bool:
 
 
 def _form(fact: Fact) -> tuple[Any, ...]:
-    """What must be the same on all ranks."""
+    """Return the facts that must be the same on all ranks."""
     shape, dtype, checksum = fact
     return (shape[1:] if checksum == _ALIKE else shape, dtype, checksum)

@@ -1,7 +1,8 @@
-"""What a script may do with a sharded model, and what to write in place of the rest.
+"""Operations that a script may do with a sharded model, and replacements for the others.
 
-FSDP2 replaces parameters by shards of them. What reads them on one rank, keeps them elsewhere, or
-hangs on the tensors that were there before would be wrong in silence or end in torch's assertions.
+FSDP2 replaces parameters by shards of them. Code that reads them on one rank, keeps them
+elsewhere, or depends on the earlier tensors would be silently wrong or end in torch's
+assertions.
 """
 
 import copy
@@ -103,7 +104,7 @@ def _holds(value: Any, params: set[int]) -> bool:
 
 
 class _FullySharded:
-    """What the class of a sharded module has first among its bases."""
+    """First base of the class of a sharded module."""
 
     def __deepcopy__(self, _memo: Any) -> NoReturn:
         raise RequestError(
@@ -149,7 +150,7 @@ class ShardedStateDict(OrderedDict[str, Any]):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedStateDict":
-        """Kept beside, to be loaded again: the best weights so far."""
+        """Copy the shards, to be loaded again: the best weights so far."""
         return ShardedStateDict((name, copy.deepcopy(value, memo)) for name, value in self.items())
 
 

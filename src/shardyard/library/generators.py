@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 States = dict[str, Any]
-"""Of one rank, as JSON: those of torch, of its accelerator, of Python, and of numpy if imported."""
+"""Generator states of a rank, as JSON: torch, its accelerator, Python, numpy if imported."""
 
 
 def states_of(device: torch.device) -> States:
-    """What this process would draw next."""
+    """Return the states of this process's random generators."""
     states: States = {"torch": _text(torch.get_rng_state()), "python": _plain(random.getstate())}
     if device.type != "cpu":
         states[device.type] = _text(torch.get_device_module(device).get_rng_state(device))

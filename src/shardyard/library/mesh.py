@@ -30,7 +30,7 @@ def build_mesh(
     zero: Literal[1, 2, 3, "auto"] = "auto",
     device: str = "auto",
 ) -> meshes.Mesh:
-    """The mesh of all processes. Every process calls it; it joins them if nobody has.
+    """Return the mesh of all processes. Every process calls it; it joins them if needed.
 
     The axes and ``zero`` mean what they mean in a recipe (docs/settings.md, ``parallel``).
 

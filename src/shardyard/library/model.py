@@ -120,7 +120,7 @@ _NAME = "_shardyard"
 
 
 class BatchReader(Protocol):
-    """How the batches of a script are read, and what computes them."""
+    """Reader of a script's batches, with the computation for them."""
 
     @property
     def tied_across_stages(self) -> Collection[str]:
@@ -129,7 +129,7 @@ class BatchReader(Protocol):
     def read(
         self, batches: Sequence[Any], loss: Loss | None
     ) -> tuple[Computation[Any], Sequence[Any]]:
-        """What computes them, and the batches in its form.
+        """Return the computation for the batches, and the batches in its form.
 
         Raises:
             RequestError: They cannot be computed.
@@ -181,10 +181,10 @@ def attach(model: nn.Module, sharded: Sharded) -> None:
 
 
 def sharded(model: nn.Module) -> Sharded:
-    """What hangs on a model.
+    """Return the layout stored on a model.
 
     Raises:
-        RequestError: Nothing does.
+        RequestError: It has none.
     """
     found = getattr(model, _NAME, None)
     if not isinstance(found, Sharded):

@@ -1,10 +1,10 @@
-"""The ranks that hold one copy of a model together: what they gather of batches, and give back.
+"""Ranks that hold one copy of a model together: what they gather of batches, and give back.
 
-Each reads rows of its own. Joined rows stand rank by rank, (pp, cp, tp) in the order of the mesh,
-and each rank has as many of them as the one with most.
+Each reads rows of its own. Joined rows are rank by rank, (pp, cp, tp) in the order of the
+mesh. Each rank has as many of them as the one with most.
 
-Shape suffixes: B = joined rows, b = rows of one rank, L = tokens of a row, l = those that this rank
-computes, V = vocabulary, v = this rank's part of it.
+Shape suffixes: B = joined rows, b = rows of one rank, L = tokens of a row, l = those that
+this rank computes, V = vocabulary, v = this rank's part of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class JoinedBatch:
 
 
 class ModelGroup:
-    """Ranks that differ in nothing but tp, cp and pp."""
+    """Ranks that differ only in tp, cp and pp."""
 
     def __init__(self, mesh: Mesh, *, multiple: int) -> None:
         """All ranks make theirs together.

@@ -1,8 +1,9 @@
-"""tp, cp, ep and pp for a script as it stands, of a transformers model of a known family.
+"""Use of tp, cp, ep and pp in an unchanged script, for known families of transformers.
 
-The script's ranks read samples of their own, as under DistributedDataParallel. Ranks that split the
-model or its samples first gather what they have read; together they compute all of it, each rank
-its part. So the global batch is the same in every layout, and the script need not know it.
+The script's ranks read samples of their own, as under DistributedDataParallel. Ranks that
+split the model or its samples first gather what they have read; together they compute all
+of it, each rank its part. So the global batch is the same in every layout, and the script
+need not know it.
 
 Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes,
 V = vocabulary, v = this rank's part of it.
@@ -76,7 +77,7 @@ def shard_supported_script(
 
 
 def generate_together(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call transformers' ``generate``; ranks go on until the last has its text.
+    """Call transformers' ``generate``; ranks continue until the last has its text.
 
     No keys and values are cached: a forward pass over split samples keeps none.
     """
@@ -168,7 +169,7 @@ class CausalOutput(ModelOutput):  # type: ignore[misc]
 
 @dataclass
 class LossOutput(ModelOutput):  # type: ignore[misc]
-    """The loss alone."""
+    """The loss, without other outputs."""
 
     loss: Tensor
 

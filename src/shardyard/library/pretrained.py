@@ -18,7 +18,7 @@ from shardyard.library.model import Sharded, sharded
 
 
 def export(model: nn.Module, folder: str | Path) -> None:
-    """Write what ``save_pretrained`` writes, whatever ranks hold. All ranks call it together.
+    """Write what ``save_pretrained`` writes, in any layout. All ranks call it together.
 
     Args:
         folder: Written by rank 0.
@@ -51,9 +51,9 @@ def export(model: nn.Module, folder: str | Path) -> None:
 
 
 def _on_rank_0(state: Mapping[str, Any], parts: Sharded) -> dict[str, Tensor]:
-    """Whole tensors of all ranks, on rank 0; elsewhere none. All ranks call it together.
+    """Return whole tensors of all ranks, on rank 0; elsewhere none. All ranks call it together.
 
-    Stages of pp, and experts of ep, are on some ranks alone: the first that has one sends it.
+    Stages of pp, and experts of ep, are only on some ranks: the first that has one sends it.
     """
     forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
     by_rank: list[dict[str, tuple[torch.Size, torch.dtype]]] = parts.agree(forms)

@@ -1,7 +1,8 @@
-"""Every rank holds the whole model: torch's DistributedDataParallel, but for its wrapper.
+"""Replication of the whole model: torch's DistributedDataParallel, but for its wrapper.
 
-The module stays itself: its parameters, their hooks and its ``state_dict()`` are what they were, so
-whatever reads or writes them on one rank alone works. Only calls with gradients meet other ranks.
+Every rank holds the model. The module stays itself: its parameters, their hooks and its
+``state_dict()`` are what they were. So code that reads or writes them on only one rank
+works. Only calls with gradients wait for other ranks.
 """
 
 import copy
@@ -40,10 +41,10 @@ class Replicas:
 
     @property
     def joinable(self) -> DistributedDataParallel:
-        """What ``torch.distributed.algorithms.Join`` asks.
+        """Return the object that ``torch.distributed.algorithms.Join`` needs.
 
         Raises:
-            RequestError: There is nothing to join.
+            RequestError: There is only one rank, or every parameter is frozen.
         """
         if self._reducer is None:
             raise RequestError(
@@ -64,7 +65,7 @@ class Replicas:
         return output if self._reducer is None else reducer_calls(self._reducer)[1](output)
 
     def broadcast_buffers(self, *_args: Any) -> None:
-        """Give every rank the buffers of rank 0, so that each may evaluate alone."""
+        """Give every rank the buffers of rank 0, so that each may evaluate by itself."""
         if self._reducer is not None and any(True for _ in self._model.buffers()):
             reducer_calls(self._reducer)[2]()
 
@@ -85,9 +86,10 @@ class Replicas:
 
 
 class _WithUnusedParameter(nn.Module):
-    """A module and a parameter that nothing uses.
+    """A module and an unused parameter.
 
-    Without one torch warns that nothing was unused, on each rank, in the first step of most models.
+    Without one torch warns that no parameter was unused, on each rank, in the first step of
+    most models.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -97,7 +99,7 @@ class _WithUnusedParameter(nn.Module):
 
 
 class _Replicated:
-    """What the class of a replicated module has first among its bases."""
+    """First base of the class of a replicated module."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A module of the class there was: a slice of a container makes one of its own."""
@@ -166,7 +168,10 @@ def replicate(model: nn.Module) -> Replicas:
 
 
 def _plain_view(model: nn.Module) -> nn.Module:
-    """The same module under the class it had: its own parameters, and calls that meet nobody."""
+    """Return the same module under the class it had; its calls do not wait for other ranks.
+
+    It has its own parameters.
+    """
     view: nn.Module = object.__new__(_class_before(model))
     object.__setattr__(view, "__dict__", model.__dict__)
     return view

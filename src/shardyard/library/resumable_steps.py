@@ -18,7 +18,7 @@ from shardyard.log import info, warn
 from shardyard.parallel.host_group import host_group
 
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
-"""Of an optimizer's group: what says how a step is computed, not what it computes."""
+"""Keys of an optimizer's group that say how a step is computed, not what it computes."""
 
 
 def steps(
@@ -148,7 +148,7 @@ def _report(
 
 
 def _settings(optimizer: Optimizer | Sequence[Optimizer]) -> list[dict[str, Any]]:
-    """Of each group, as plain values; of a scheduled learning rate the one it began with."""
+    """Return each group's settings as plain values; a scheduled learning rate as it began."""
     settings = []
     for group in (group for each in listed(optimizer) for group in each.param_groups):
         plain = {

@@ -28,10 +28,10 @@ from shardyard.train.loss_reduction import Totals, sum_over_ranks
 
 
 def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:
-    """Forward and backward passes of a step's micro-batches. All ranks call it together.
+    """Run forward and backward passes of a step's micro-batches. All ranks call it together.
 
-    Afterwards ``.grad`` of the parameters is the gradient of the mean that is returned; nothing is
-    left to divide.
+    Afterwards ``.grad`` of the parameters is the gradient of the mean that is returned, with no
+    division left to do.
 
     Args:
         batches: This rank's micro-batches, equally many on all ranks; ranks that split samples or
@@ -40,7 +40,7 @@ def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = Non
         loss: Of a module of one's own: (model, batch) -> (sum of losses, how many they are).
 
     Returns:
-        Mean loss over all that was predicted in the step, on every rank; fp64, 0 if nothing was.
+        Mean loss over all that was predicted in the step, on every rank; fp64, 0 without any.
 
     Raises:
         RequestError: Gradients of an earlier step are still there, all parameters are frozen, or
@@ -134,7 +134,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
 def _ready(
     model: nn.Module, batches: Sequence[Any], loss: Loss | None, *, trains: bool = False
 ) -> tuple[Sharded, Computation[Any], Sequence[Any]]:
-    """Refuse what would hang, or train on garbage; else say what computes the batches."""
+    """Reject what would hang, or train on garbage; else return the computation for the batches."""
     parts = sharded(model)
     if not parts.has_weights:
         raise RequestError(
@@ -172,7 +172,7 @@ def _ready(
 
 
 def _digest(batches: Sequence[Any]) -> int:
-    """Of what is in host memory: asking a device would make it wait."""
+    """Return a digest of the tensors in host memory: asking a device would make it wait."""
     digest = 0
     for leaf in tree_leaves([dict(b) if isinstance(b, Mapping) else b for b in batches]):
         if isinstance(leaf, Tensor) and leaf.device.type == "cpu":
@@ -204,7 +204,7 @@ def _divide(parts: Sharded, divisor: Tensor) -> None:
 # clipping too.
 
 _OTHER_MEANS = ("num_items_in_batch", "shift_labels")
-"""What a script may give so that the loss is another mean."""
+"""Arguments with which a script makes the loss another mean."""
 
 
 class ExactMean:
@@ -234,7 +234,7 @@ class ExactMean:
         model.register_forward_hook(self._computed, with_kwargs=True)
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Begin anew after each of its steps; refuse one of gradients that were not weighted."""
+        """Restart the count after each of its steps; reject steps of unweighted gradients."""
         optimizer.register_step_pre_hook(self._check)
         optimizer.register_step_post_hook(self._stepped)
 

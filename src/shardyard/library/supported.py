@@ -52,11 +52,11 @@ _SECTIONS = {
 """Setting that ``parallelize`` takes -> its section in a recipe."""
 
 _ELSE = {"router_aux_loss": 0.0, "router_z_loss": 0.0}
-"""What is not a recipe's default: transformers adds no such loss unless it is asked to."""
+"""Defaults other than a recipe's: transformers adds these losses only on request."""
 
 _BATCH = ("input_ids", "labels", "position_ids", "attention_mask")
 _OF_BOTH_SIDES = ("token_type_ids",)
-"""What a batch may have too for a model whose tokens see those on both sides."""
+"""Optional keys of a batch for a model whose tokens see those on both sides."""
 
 
 def shard_supported(
@@ -131,7 +131,7 @@ def request(
 
 
 def _without_auto(recipe: Recipe, shape: ModelShape | None) -> Recipe:
-    """What a script has left open of the settings that are read here, as a recipe's would be."""
+    """Return the recipe with the settings read here resolved if a script left them open."""
     model, data, precision = recipe.model, recipe.data, recipe.precision
     if precision.compute == "auto":
         compute, _ = compute_on(recipe.cluster.device)
@@ -230,7 +230,7 @@ class SupportedModel:
     def read(
         self, batches: Sequence[Any], loss: Loss | None
     ) -> tuple[LanguageModel, Sequence[MicroBatch]]:
-        """As micro-batches of text; refuses batches of another form."""
+        """Return the batches as micro-batches of text; rejects batches of another form."""
         if loss is not None:
             raise RequestError(
                 f"loss= is for modules of your own; {type(self._computation.model).__name__} has "
@@ -298,7 +298,7 @@ class SupportedModel:
             )
 
     def _padding(self) -> str:
-        """How it is told of, where messages say what a batch is."""
+        """Return the words on padding for messages that describe a batch."""
         if self._is_causal:
             return ", and attention_mask where there is padding"
         return ", attention_mask where there is padding, and token_type_ids where there are pairs"

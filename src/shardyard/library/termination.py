@@ -1,4 +1,4 @@
-"""What a process finishes before SIGTERM ends it."""
+"""Work that a process finishes before SIGTERM ends it."""
 
 import os
 import signal

@@ -1,8 +1,8 @@
-"""Two lines for a script as it stands: its forward pass, backward pass, clipping and steps stay.
+"""Two lines for an unchanged script: its forward, backward, clipping and steps stay.
 
 ``parallelize`` is the long form, with a step of its own. Here the reducer of torch's
-DistributedDataParallel or FSDP2's hooks do all, so that ``loss.backward()`` is what it was. Any
-module has the data axes; transformers' models of known families have the others too
+DistributedDataParallel or FSDP2's hooks do all, so that ``loss.backward()`` is what it was.
+Any module has the data axes; transformers' models of known families have the others too
 (``model_parallel.py``).
 """
 
@@ -56,7 +56,7 @@ VARIABLE = "SHARDYARD_PARALLEL"
 MODEL_AXES = ("tp", "cp", "ep", "pp")
 """Axes that split models of known families."""
 _MEMORY_FRACTION = 0.6
-"""Of a rank's memory: activations and what libraries hold are the rest."""
+"""Share of a rank's memory; the rest is for activations and what libraries hold."""
 _AXES = ("dp_replicate", "dp_shard", "zero")
 _ALL_AXES = (*_AXES, *MODEL_AXES)
 
@@ -100,19 +100,21 @@ def wrap(
 
     The script stays: ``model(...)``, ``loss.backward()``, clipping, accumulation, schedulers.
     Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_shard=8,zero=2"), or of a recipe's
-    ``parallel``. Without either each rank holds the whole model if that fits, and else a share of
-    its parameters; which of the two is logged. Every rank begins with the weights of rank 0.
-    tp, cp, ep and pp split transformers' models of known families; pp needs ``forward_backward``.
-    A model of one's own is split by tp with ``plan``, or by ep with ``experts``.
+    ``parallel``. Without either each rank holds the whole model if that fits, and else a share
+    of its parameters; which of the two is logged. Every rank begins with the weights of rank 0.
+    tp, cp, ep and pp split transformers' models of known families; pp needs
+    ``forward_backward``. A model of one's own is split by tp with ``plan``, or by ep with
+    ``experts``.
 
     Args:
         optimizer: One, or several in a list or tuple, made from the model's parameters; None:
             those made afterwards.
         gradients: mean: of ranks' and micro-batches' means, as DDP and FSDP do. exact: over all
             labels of a step alike; of transformers' models with a loss of their own.
-        recipe: Whose ``parallel`` is taken, as of ``shardyard.resolve("recipe.yaml").recipe``; the
-            rest the script says itself. The environment wins.
-        blocks: Modules to shard one by one; None: what stands in the model's ``nn.ModuleList``.
+        recipe: Recipe whose ``parallel`` is used, as of
+            ``shardyard.resolve("recipe.yaml").recipe``. The script says the rest itself. The
+            environment wins.
+        blocks: Modules to shard one by one; None: the modules in the model's ``nn.ModuleList``.
         plan: How tp splits modules: name or pattern -> columns, rows or vocabulary.
         experts: Each ``nn.ModuleList`` of experts, by name or pattern, that ep deals over ranks.
 
@@ -374,7 +376,7 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _blocks(model: nn.Module, *, but: Sequence[str]) -> dict[str, nn.Module]:
-    """What stands in outermost lists of modules, without what shares parameters with others.
+    """Return the modules of outermost module lists, without those that share parameters.
 
     Args:
         but: Lists, by name or pattern, that are no blocks.

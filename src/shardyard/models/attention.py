@@ -27,7 +27,7 @@ _SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 class Attention(Protocol):
-    """How the tokens of one micro-batch attend to each other."""
+    """Attention between the tokens of one micro-batch."""
 
     def __call__(
         self,
@@ -81,12 +81,13 @@ class SampleAttention:
 
 @dataclass(frozen=True)
 class AttentionByLength:
-    """Causal attention of flash attention that is told where documents begin: without a mask, and
-    nothing is computed that would be masked."""
+    """Causal flash attention by document lengths: no mask, and no masked score is computed."""
 
     cu_seqlens_N: Tensor
-    """Where each document begins among the tokens of all samples, and at last how many those are,
-    (B x S + 1), int32."""
+    """Start of each document among the tokens of all samples, int32 (B x S + 1).
+
+    The last entry is the number of tokens.
+    """
 
     def __call__(
         self,
@@ -123,12 +124,12 @@ def attend(
     scale: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of some queries, (B, H, q, E).
+    """Compute the attention of some queries, (B, H, q, E).
 
     Args:
         mask: True where a query may attend, or torch's causal bias; None: as ``is_causal`` says.
-        is_causal: Queries are the last of the tokens, and see earlier ones alone.
-        softcap: As of ``Attention``; scores are then held whole, as no fused kernel bends them.
+        is_causal: Queries are the last of the tokens, and see only earlier ones.
+        softcap: Same as in ``Attention``; scores are then held whole, as no fused kernel caps them.
     """
     if softcap is None:
         return F.scaled_dot_product_attention(
@@ -175,7 +176,7 @@ def attention_by_length(starts_BS: Tensor, length: int) -> AttentionByLength:
 
 
 def within_window(mask: Tensor | None, window: int, of_tokens: Tensor) -> Tensor:
-    """What a causal mask leaves within a window: True for a token and ``window`` - 1 before it.
+    """Restrict a causal mask to a window: True for a token and the ``window`` - 1 before it.
 
     Args:
         mask: (B, 1, L, L); None: all earlier ones.
@@ -220,13 +221,14 @@ def documents(positions_BL: Tensor) -> Tensor:
 
 
 def document_starts(positions_BL: Tensor, max_documents: int | None = None) -> Tensor:
-    """Where in its sample each document begins, behind them L for documents of no token.
+    """Return the start of each document in its sample, padded with L for documents of no token.
 
-    Of tokens in host memory: how many documents there are must be known where they are told to a
-    device. Their number is rounded up to a power of two, so that shapes are few for a compiler.
+    The tokens must be in host memory, because the number of documents must be known before a
+    device receives them. That number is rounded up to a power of two, so that a compiler sees
+    few shapes.
 
     Args:
-        max_documents: Of a sample, at least as many as it has documents; None: the fewest.
+        max_documents: Places of a sample, at least as many as it has documents; None: the fewest.
 
     Returns:
         (B, S), int32.
@@ -260,7 +262,7 @@ def attention_forward(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls; returns (B, L, H, E)."""
+    """Attend as transformers calls it; return (B, L, H, E)."""
     if attention is None:  # transformers' own forward pass, as after an export
         attention = SampleAttention(None, bool(module.is_causal))
     out_BHLE = attention(

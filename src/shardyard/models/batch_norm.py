@@ -1,17 +1,17 @@
 """Batch normalisation that no layout changes: over a micro-batch, and counted once a step.
 
-What ``nn.BatchNorm`` normalises over is the micro-batch that it is given, whose samples are the
-same in every layout; or it is over a whole step, of which each rank then computes its samples at
-once (``model.batch_norm``). Its running statistics are not the same: they follow whatever a process
-computes, one micro-batch after the other. Here a step's micro-batches are added up, over all ranks,
-and the running statistics move once, by the mean and the variance of all that the step has seen.
-The forward method is replaced, not the module: names in checkpoints stay. What norms have seen is
-added up, and given to their running statistics, of all of them at once: each by itself would take
-as long as a small network.
+``nn.BatchNorm`` normalises over its micro-batch, whose samples are the same in every
+layout. With ``model.batch_norm``, it can normalise over a whole step, of which each rank
+then computes its samples at once. Its running statistics differ between layouts: they
+follow every micro-batch that a process computes. Here a step's micro-batches are added up
+over all ranks. The running statistics move once, by the mean and the variance of all
+samples of the step. The forward method is replaced, not the module: names in checkpoints
+stay. The statistics of all norms are added up and passed to their running statistics at
+once. Each by itself would take as long as a small network.
 
-Rows are counted on the way back, by a hook on the norm's output: a forward pass may be computed
-again, and a function of autograd would make the output one that must not be changed in place, as
-residual networks do.
+A hook on the norm's output counts rows in the backward pass, because a forward pass may be
+recomputed. An autograd function would forbid in-place changes of the output, which residual
+networks make.
 
 Shape suffixes in this file:
     N = norms, of which each has C features
@@ -40,14 +40,14 @@ def batch_norms_in(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class _Seen(NamedTuple):
-    """What one norm was given in one micro-batch."""
+    """Statistics of one norm's input in one micro-batch."""
 
     numbers: int
-    """Of each feature."""
+    """Count of numbers of each feature."""
     moments_2C: Tensor
     """Mean and variance."""
     of_variance: float
-    """What makes of it the mean of the squares about the mean."""
+    """Factor from this variance to the mean of the squares about the mean."""
 
 
 class BatchNorms:
@@ -64,22 +64,24 @@ class BatchNorms:
         """
         self.over_step = over_step
         self.is_weightless = False
-        """Whether the micro-batch that is computed counts for nothing: it is there only so that
-        ranks meet. Its one sample has no variance; running statistics take its place."""
+        """Whether the micro-batch has no weight and only lets ranks meet.
+
+        Its one sample has no variance; running statistics take its place.
+        """
         self.counts: int | Tensor = 1
-        """Of the losses of the micro-batch whose backward pass comes next; 0: nothing counts."""
+        """Count of losses of the micro-batch whose backward pass comes next; 0: none counts."""
         found = batch_norms_in(model)
         for name, norm in found.items():
             _Norm(name, norm, self)
         self._norms: list[Any] = [norm for norm in found.values() if norm.running_mean is not None]
-        """Those with running statistics."""
+        """Norms with running statistics."""
         self._features: list[int] = [norm.num_features for norm in self._norms]
         self._index_of = {norm: place for place, norm in enumerate(self._norms)}
         self._seen: dict[int, _Seen] = {}
-        """Of one micro-batch, by place of the norm."""
+        """Statistics of one micro-batch, by place of the norm."""
         self._seen_counts: int | Tensor = 1
         self._row: Tensor | None = None
-        """Of the micro-batches before: of each norm a count, of each feature sums and squares."""
+        """Sums over the earlier micro-batches: a count per norm, sums and squares per feature."""
 
     @property
     def size(self) -> int:
@@ -94,7 +96,7 @@ class BatchNorms:
         self._seen[place], self._seen_counts = seen, self.counts
 
     def take(self, device: torch.device) -> Tensor:
-        """What this rank has seen since the last step, fp64."""
+        """Return what this rank has seen since the last step, fp64."""
         self._add()
         row, self._row = self._row, None
         return torch.zeros(self.size, dtype=torch.float64, device=device) if row is None else row
@@ -126,8 +128,10 @@ class BatchNorms:
 
     @torch.no_grad()
     def give_back(self, summed: Tensor, *, skipped: Tensor) -> Sequence[Tensor]:
-        """Let running statistics follow what all ranks have seen, by the mean and the unbiased
-        variance of the step; of a skipped step nothing."""
+        """Update running statistics from all ranks, by the step's mean and unbiased variance.
+
+        A skipped step changes none.
+        """
         if not self._norms:
             return ()
         total = sum(self._features)
@@ -163,15 +167,16 @@ class BatchNorms:
         return list(torch.split(each_F, self._features))
 
     def _of_features(self, each_N: Tensor) -> Tensor:
-        """What is of a norm, for each of its features."""
+        """Repeat the value of each norm for each of its features."""
         parts = zip(each_N.unbind(), self._features, strict=True)
         return torch.cat([each.expand(features) for each, features in parts])
 
 
 def _no_variance(name: str) -> RequestError:
-    """Of a norm that is given one number of each feature. Only its input tells: an image has more.
+    """Return the error for a norm whose input has one number of each feature.
 
-    The first step of a run meets it, before anything is learnt.
+    Only its input shows this: an image has more. The error comes in the first step of a run,
+    before anything is learnt.
     """
     return RequestError(
         f"{name}, a batch normalisation, is given a micro-batch of one sample and with it one "
@@ -262,7 +267,7 @@ class _Norm:
         return y
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias in fp32, as statistics are: torch takes no others beside 16-bit input."""
+        """Get weight and bias in fp32, like statistics: with 16-bit input torch takes no others."""
         weight_C, bias_C = self._norm.weight, self._norm.bias
         return (
             None if weight_C is None else weight_C.float(),

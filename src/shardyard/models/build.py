@@ -63,12 +63,12 @@ def replace_modules(model: PreTrainedModel, shape: ModelShape) -> None:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], *, storage_dtype: torch.dtype) -> None:
-    """Keep what ``model.frozen`` names, and what is frozen already, from being trained, in place.
+    """Freeze in place what ``model.frozen`` names; what is frozen already stays so.
 
     It is held in the format that it computes in: a master copy would never change.
 
     Raises:
-        RecipeError: A pattern names nothing, or nothing is left to train.
+        RecipeError: A pattern matches no name, or no parameter is left to train.
     """
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -124,7 +124,7 @@ def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
 
 
 def _check_unmodified(original: nn.Module, name: str) -> None:
-    """What somebody has put into transformers' mixture would be lost with it."""
+    """Reject modules that a user has put into transformers' mixture: they would be lost with it."""
     others = [
         f"a {type(module).__name__} at {name}{'.' * bool(path)}{path}"
         for path, module in original.named_modules()

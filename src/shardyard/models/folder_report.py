@@ -1,8 +1,9 @@
-"""transformers' own report of a model's folder: what it lacks, and what would be dropped.
+"""transformers' own report of a model's folder: missing tensors, and tensors that would be dropped.
 
-For models of no family here, and networks for images, whose tensors only transformers knows. Run as
-a program it opens the folder without its content (headers alone) and answers in one line of JSON,
-so that a folder is rejected before workers start.
+It serves models of families that Shardyard does not know, and networks for images, whose
+tensors only transformers knows. Run as a program, it opens the folder without its content
+(only headers) and answers in one line of JSON. A bad folder is thus rejected before workers
+start.
 """
 
 import json
@@ -20,7 +21,7 @@ from shardyard.config.weight_files import format_names
 from shardyard.config.weights_match import remedy_of
 
 HEAD = "classifier."
-"""How names in the head of a network for images begin: it may be of other classes."""
+"""Prefix of names in the head of a network for images, which may have other classes."""
 
 _BATCHES = re.compile(r".*\.num_batches_tracked")
 """Counts of batch normalisation, which older files lack; training moves by a fixed share."""
@@ -29,11 +30,11 @@ _BATCHES = re.compile(r".*\.num_batches_tracked")
 def loading_errors(
     folder: Path, loading_info: Mapping[str, Any], *, head: str | None = None
 ) -> list[str]:
-    """What a load has to be rejected for, each in a sentence.
+    """Return the reasons to reject a load, a sentence each.
 
     Args:
         loading_info: transformers' ``output_loading_info``.
-        head: How names of a head begin that may be of another size, or missing.
+        head: Prefix of the names of a head that may be of another size, or missing.
     """
 
     def relevant(names: Iterable[str]) -> list[str]:

@@ -1,10 +1,11 @@
-"""The way of a micro-batch through a model's modules, or through those of one pipeline stage.
+"""Forward pass of a micro-batch through a model's modules, or those of one pipeline stage.
 
-transformers' modules compute; the order in which they are called is ours. So one code serves a
-whole model and a stage of it, nothing asks the device a question, and what the modules need to know
-of the samples comes from outside.
+transformers' modules compute; Shardyard sets the order of calls. One code therefore serves
+a whole model and a stage of it, and no code waits for the device. Facts about the samples
+that the modules need come from outside.
 
-Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes, D = width.
+Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes, D =
+width.
 """
 
 from collections.abc import Callable
@@ -87,11 +88,11 @@ class ForwardPass:
         starts_BS: Tensor | None = None,
         lengths_B: Tensor | None = None,
     ) -> Any:
-        """From ``Inputs`` to logits or a sum of losses, or to a hidden state for the next stage.
+        """Compute logits or a sum of losses from ``Inputs``, or a hidden state for the next stage.
 
-        Logits are (B, l, V), or (1, N, V) of tokens that are named. Behind those, of a model that
-        judges pairs, come logits (B, 2) of the first token of each sample that this rank holds:
-        where that is not the sample's own first token, they mean nothing.
+        Logits are (B, l, V), or (1, N, V) of tokens that are named. A model that judges pairs adds
+        logits (B, 2) of the first token of each sample that this rank holds. Ignore these where
+        that is not the sample's own first token.
         """
         self._keys.samples_B, self._keys.lengths_B = samples_B, lengths_B
         attention = self._attention(positions_BL, starts_BS)

@@ -1,7 +1,7 @@
-"""The factor at which fp16's gradients begin, so that small ones do not become 0 on their way.
+"""Initial factor of fp16's gradients, so that small ones do not underflow to 0.
 
-It multiplies the gradient of each loss by itself, not the loss, which stays what it is. Whoever
-divides the gradients divides them by it too (``train/loss_scaling.py`` moves it).
+It multiplies the gradient of each loss, not the loss, which stays what it is. The code that
+divides the gradients also divides them by this factor (``train/loss_scaling.py`` moves it).
 """
 
 from typing import Any

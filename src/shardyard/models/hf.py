@@ -59,7 +59,7 @@ def piece_in(tensor: Tensor, piece: ParameterPiece) -> Tensor:
 
 @dataclass(frozen=True)
 class _LocalSlice:
-    """What this rank holds of a tensor of the files, and where it is there."""
+    """Part of a tensor of the files that this rank holds, and its place in the whole."""
 
     tensor: Tensor
     slices: tuple[slice, ...]
@@ -95,7 +95,7 @@ def _local_slices(
 
 
 def _stored(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder; what is wrong with its files was told before training started."""
+    """Return the tensors of a folder; problems of its files were reported before training."""
     try:
         return read_weight_files(folder)
     except RequestError as error:

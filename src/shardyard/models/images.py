@@ -55,7 +55,7 @@ def build_network(network: ImageNetwork) -> nn.Module:
 
 
 def blocks_of_network(model: nn.Module, network: ImageNetwork) -> dict[str, nn.Module]:
-    """What is recomputed, compiled and sharded one by one, by full name."""
+    """Return the blocks that are recomputed, compiled and sharded one by one, by full name."""
     kinds = KINDS[network.model_type].block_classes
     return {name: each for name, each in model.named_modules() if type(each).__name__ in kinds}
 
@@ -174,7 +174,7 @@ class _Drop:
         self._keys = keys
 
     def _masked(self, x: Tensor, *, elements: int) -> Tensor:
-        """Of each sample its first ``elements`` decide: one for all of it, or each its own."""
+        """Drop by each sample's first ``elements``: one for all of it, or one for each element."""
         samples_B = self._keys.samples_B
         assert samples_B is not None
         key_B1 = random_bits(self._dropout_key, samples_B.to(x.device))[:, None]
@@ -235,7 +235,7 @@ def add_image_dropout(
 
 
 def set_batch_norm_momentum(model: nn.Module, momentum: float) -> None:
-    """Of all batch normalisations; ``momentum`` is the share of a step, as torch counts it."""
+    """Set ``momentum`` of all batch normalisations: the share of a step, as torch counts it."""
     for module in model.modules():
         if isinstance(module, BATCH_NORMS):
             module.momentum = momentum

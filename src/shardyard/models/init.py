@@ -57,9 +57,9 @@ def fill_random(
 
 
 def fill_adapters(model: nn.Module, *, seed: int) -> None:
-    """Fill adapters in place, where there are any: A uniform, and B zero, so that they add nothing.
+    """Fill adapters in place, if there are any: A uniform, and B zero, so that they add 0.
 
-    As PEFT does: within 1 / sqrt(inputs), torch's own rule for a linear module.
+    PEFT does the same: within 1 / sqrt(inputs), torch's own rule for a linear module.
     """
     for name, param in model.named_parameters():
         if not is_adapter(name):

@@ -41,7 +41,7 @@ class LocalShard:
 
 
 def parameter_of(part: Tensor, whole: Tensor) -> nn.Parameter:
-    """A parameter that stands for a part of another; what is frozen stays frozen."""
+    """Return a parameter for a part of another; a frozen one stays frozen."""
     return nn.Parameter(part, requires_grad=whole.requires_grad)
 
 

@@ -1,11 +1,12 @@
-"""Adapters (LoRA): beside a matrix that is not trained two narrow ones that are.
+"""Adapters (LoRA): two narrow trained matrices next to one that is not trained.
 
-The two matrices are modules inside of their target, under PEFT's names, and a hook on the target
-adds what they compute. So the target stays the plain module that it was: what splits, recomputes
-or shards it needs to know nothing of adapters, and parameters have the names that PEFT's files
-have.
+The two matrices are modules inside of their target, under PEFT's names, and a hook on the
+target adds their output. The target stays a plain module. Code that splits, recomputes or
+shards it therefore needs no knowledge of adapters, and parameters have the names that
+PEFT's files have.
 
-Shape suffixes: B = samples, l = tokens, I = inputs of the target, R = rank, O = its outputs.
+Shape suffixes: B = samples, l = tokens, I = inputs of the target, R = rank, O = its
+outputs.
 """
 
 from collections.abc import Callable
@@ -31,9 +32,9 @@ class Adapter:
         """The target's, from the top of the model."""
         self._scale = scale
         self.dropout: Dropout | None = None
-        """Of what A multiplies; None: nothing is dropped."""
+        """Dropout of the input of A. None: no dropout."""
         self.input: Callable[[], Tensor] | None = None
-        """What A multiplies where that is not what the target does: this rank's tokens of it."""
+        """Input of A where it differs from the target's: this rank's tokens. None: the same."""
         self.between: Callable[[Tensor], Tensor] | None = None
         """From what A returns to what B multiplies, where ranks meet between them."""
 
@@ -49,7 +50,7 @@ class Adapter:
 
 
 def add_adapters(model: nn.Module, shape: ModelShape, lora: Lora) -> None:
-    """Put an adapter beside each matrix that ``model.lora`` names, in place and on its device."""
+    """Add an adapter to each matrix that ``model.lora`` names, in place and on its device."""
     assert lora.rank is not None
     scale = scale_of(rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
     for targets in targets_of(shape, lora.targets).values():
@@ -87,6 +88,6 @@ def add_adapter_dropout(model: nn.Module, drop: float, *, seed: int, keys: Sampl
 
 
 def adapter_of(module: nn.Module) -> Adapter | None:
-    """What was put beside a matrix, if anything was."""
+    """Return the adapter of a matrix. None if it has none."""
     adapter: Adapter | None = getattr(module, _HOOK, None)
     return adapter

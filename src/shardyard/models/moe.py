@@ -122,7 +122,7 @@ def _pieces(x: Tensor, ends_E: Tensor) -> tuple[Tensor, ...]:
 
 
 class RouterStatistics(NamedTuple):
-    """What the routers of a step did, on the device; all fp64 scalars."""
+    """Statistics of a step's routers, on the device; all fp64 scalars."""
 
     largest_load: Tensor
     """Visits of the busiest expert of any block, as a multiple of the block's mean."""
@@ -133,7 +133,7 @@ class RouterStatistics(NamedTuple):
 
 
 class RouterTotals:
-    """What passed through the routers since the last step, block by block: a ``Statistics``."""
+    """Totals of the routers since the last step, block by block: a ``Statistics``."""
 
     metrics = ROUTER_KEYS
 
@@ -153,14 +153,14 @@ class RouterTotals:
         self._totals[block] += row
 
     def take(self, device: torch.device) -> Tensor:
-        """All totals of this rank in one row of numbers, which then begin anew."""
+        """Return all totals of this rank in one row of numbers, and restart them."""
         totals, self._totals = self._totals, None
         if totals is None:
             totals = torch.zeros(self._shape, dtype=torch.float64, device=device)
         return totals.flatten()
 
     def give_back(self, summed: Tensor, *, skipped: Tensor) -> RouterStatistics:  # noqa: ARG002
-        """For the metrics line; nothing is kept."""
+        """Return the statistics for the metrics line; none are kept."""
         return self.statistics(summed)
 
     def statistics(self, summed: Tensor) -> RouterStatistics:
@@ -175,7 +175,7 @@ class RouterTotals:
 
 
 class RouterWeight:
-    """What makes sums over tokens into means where gradients are divided by predicted tokens."""
+    """Factor from sums over tokens to means where gradients are divided by predicted tokens."""
 
     factor: Tensor | None = None
     """Predicted tokens of the step / its tokens; fp32, on the device, changed in place between
@@ -194,7 +194,7 @@ class RouterWeight:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterLoss:
-    """The losses of one block's router. Adds nothing to its output but a gradient."""
+    """Losses of one block's router. It adds only a gradient to the output."""
 
     block: int
     balance: float
@@ -202,12 +202,12 @@ class RouterLoss:
     z: float
     """Weight of the z-loss."""
     keys: SampleKeys
-    """Says which rows and tokens are padding: they count for nothing."""
+    """Keys that mark rows and tokens as padding, which has no weight."""
     totals: RouterTotals
     weight: RouterWeight = field(default_factory=RouterWeight)
     scale: LossScale = field(default_factory=LossScale)
     copies: int = 1
-    """Ranks that compute the same tokens: each stands for its part of the sums."""
+    """Count of ranks that compute the same tokens: each provides its part of the sums."""
     tokens_group: dist.ProcessGroup | None = field(default=None, repr=False)
     """Ranks that share the tokens of a sample; None: they are whole."""
 
@@ -254,7 +254,7 @@ class RouterLoss:
 
 
 def _count_assignments(expert_BLK: Tensor, counts_BL: Tensor, *, experts: int) -> Tensor:
-    """How many of a sample's visits each expert gets of tokens that count, (B, E)."""
+    """Count the visits to each expert by those tokens of a sample that count, (B, E)."""
     count_BLK = counts_BL[..., None].expand(expert_BLK.shape)
     zeros_BE = torch.zeros(expert_BLK.shape[0], experts, device=expert_BLK.device)
     return zeros_BE.scatter_add_(1, expert_BLK.flatten(1), count_BLK.flatten(1))
@@ -304,7 +304,7 @@ class SparseMLP(nn.Module):
     """A router and its experts."""
 
     router_loss: RouterLoss | None = None
-    """What balances the router while it trains; None: nothing does."""
+    """Loss that balances the router while it trains. None: no such loss."""
     dispatch: Callable[[Experts, Tensor, Tensor], Tensor] | None = None
     """Takes sorted visits to their experts and back where other ranks hold some of them."""
 
@@ -343,7 +343,7 @@ class SparseMLP(nn.Module):
 
 
 def inverse(order_N: Tensor) -> Tensor:
-    """Where each row of the unsorted is among the sorted."""
+    """Return the place of each unsorted row among the sorted rows."""
     return torch.empty_like(order_N).scatter_(
         0, order_N, torch.arange(len(order_N), device=order_N.device)
     )

@@ -25,9 +25,9 @@ def key_of(*parts: int | str) -> int:
 
 
 def dropout_key(seed: int, module_name: str) -> Tensor:
-    """The key of one place where a model drops something, as a tensor in host memory.
+    """Return the key of one place where a model drops values, as a tensor in host memory.
 
-    A compiler takes a number for part of the code, and compiles every block anew; a tensor without
+    A compiler treats a number as part of the code, and recompiles every block. A tensor without
     dimensions is an argument, which a device gets with the kernel.
     """
     return torch.tensor(key_of(seed, "dropout", module_name), device="cpu")
@@ -89,7 +89,7 @@ class SampleKeys:
     computed_l: Tensor | None = None
     """Indices in a sample of the tokens that this rank computes; None: all."""
     tokens_l: Tensor | None = None
-    """Of these, those whose residual stream it holds between matrices; None: all."""
+    """Indices of those among them whose residual stream it holds between matrices. None: all."""
 
 
 class Dropout:
@@ -121,7 +121,7 @@ class Dropout:
         return self.mask(output)
 
     def mask(self, x_BLD: Tensor) -> Tensor:
-        """What is left of ``x_BLD``, scaled so that its mean stays."""
+        """Drop elements of ``x_BLD`` and scale the rest so that its mean stays."""
         assert self._keys.samples_B is not None
         length, columns = x_BLD.shape[1:]
         first, width = self._part or (0, columns)

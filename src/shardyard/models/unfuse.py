@@ -47,7 +47,7 @@ class SplitAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """As transformers' blocks call it; ranks of tp have a share of the heads."""
+        """Attend as transformers' blocks call it; each rank of tp has a share of the heads."""
         q_BHLE, k_BHLE, v_BHLE = (
             getattr(self, name)(hidden_states).unflatten(-1, (-1, self._head_width)).transpose(1, 2)
             for name in self._inputs
@@ -131,9 +131,9 @@ def split_fused(model: PreTrainedModel, shape: ModelShape) -> None:
 
 
 def plain_embedding(model: PreTrainedModel, shape: ModelShape) -> None:
-    """Put a plain table in the place of one that multiplies what is looked up in it.
+    """Replace a table that multiplies its rows by a plain one.
 
-    ``forward.py`` multiplies then: a share of the table is looked up in by its rows alone.
+    ``forward.py`` multiplies instead: only the rows of a share of the table are looked up.
     """
     family = shape.family
     theirs = model.get_submodule(family.embedding.module)
@@ -173,7 +173,7 @@ def _set(block: nn.Module, name: str, part: Tensor) -> None:
 
 
 def _check_unmodified(original: nn.Module, name: str) -> None:
-    """What somebody has put into transformers' module would be lost with it."""
+    """Reject modules that a user has put into transformers' module: they would be lost with it."""
     for path, module in original.named_modules():
         kind = type(module)
         if not kind.__module__.startswith(("transformers.", "torch.nn.modules")):

@@ -1,6 +1,7 @@
-"""`python -m shardyard.node.ask_profile RUN_DIR`: asks a run for a profile where its files are.
+"""`python -m shardyard.node.ask_profile RUN_DIR`: requests a profile of a run where its files are.
 
-Started beside a training whose folder the command line does not see. Answers with a line of JSON.
+Started alongside a training whose folder the command line does not see. Answers with a line
+of JSON.
 """
 
 import argparse

@@ -149,7 +149,7 @@ def _environment(
 
 
 class _BenchOutput:
-    """What rank 0 has said, printed as tables and as marked lines."""
+    """Results that rank 0 has reported, printed as tables and as log events."""
 
     def __init__(
         self, bench: NetworkBench, run: RunDir, assignment: NodeAssignment, nonce: str

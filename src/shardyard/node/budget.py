@@ -1,8 +1,9 @@
-"""Node 0 holds its run to launch.max_usd, launch.stop_idle_after and its block, whoever watches.
+"""Limits of a run that node 0 enforces, watched or not.
 
-It writes down what the run has cost (`spent`, all attempts together) and that no step comes
-(`stalled`). At a limit it says why (`stopping`) and asks itself to stop, as a scheduler would: the
-run drains and can be resumed.
+They are launch.max_usd, launch.stop_idle_after and its block. Node 0 writes down the cost
+of the run (`spent`, all attempts together) and a lack of steps (`stalled`). At a limit it
+logs why (`stopping`) and requests its own stop, as a scheduler would. The run drains and
+can be resumed.
 """
 
 import os
@@ -26,23 +27,23 @@ from shardyard.units import format_seconds, format_usd, parse_seconds
 
 _POLL_S = 1.0
 _COUNT_EVERY_S = 60.0
-"""What a node that is killed had not written down yet is not counted."""
+"""Interval of counts. A killed node's time since its last written count is not counted."""
 _QUIET_S, _TIMES_USUAL = 120.0, 20
 """No step is worth a word after so many usual ones, and not before an evaluation may be over."""
 _FIRST_STEP_S = 600.0
-"""Before the first step nothing says what is usual: weights are read, kernels compiled."""
+"""Patience before the first step: weights are read, kernels compiled, no time is known."""
 _RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptLimits:
-    """What one attempt is held to."""
+    """Limits of one attempt."""
 
     started_s: float
     """When node 0 began, by the monotonic clock; preparation costs money too."""
     session: str
     usd_per_hour: float | None
-    """None: not known, nothing is counted."""
+    """Price per hour. None: not known, no cost is counted."""
     max_usd: float | None
     stop_idle_after_s: float | None
     drain_at_s: float | None = None
@@ -52,7 +53,7 @@ class AttemptLimits:
     def of(
         recipe: Recipe, *, started_s: float, session: str, usd_per_hour: float | None
     ) -> "AttemptLimits":
-        """Those of a recipe."""
+        """Return the terms of a recipe."""
         launch, capacity = recipe.launch, capacity_of(recipe.cluster)
         idle, drain_at_s = launch.stop_idle_after, None
         if capacity is not None and capacity.usable_until is not None:
@@ -69,7 +70,7 @@ class AttemptLimits:
 
 
 class LimitMonitor:
-    """What is known of one attempt between two looks."""
+    """State of one attempt's limits between two probes."""
 
     def __init__(
         self, run_dir: RunDir, attempt: int, terms: AttemptLimits, *, now_s: float
@@ -84,7 +85,7 @@ class LimitMonitor:
         self._step: int | None = None
         self._stepped_s = now_s
         self._reported_s = 0.0
-        """How long no step had come when that was told last."""
+        """Seconds without a step when that was last reported."""
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._is_stopping = False
 

@@ -1,8 +1,8 @@
-"""What node 0 does beside training, done by another node once node 0 is lost.
+"""Duties of node 0 apart from training, taken over by another node once node 0 is lost.
 
-The node whose agent serves the store in its place (``attempts/<n>/store.json``) tells those who
-come late what to join, answers what they ask, holds the run to its limits and writes its report.
-A node 0 that is started again meanwhile is one of those who come late.
+The node whose agent serves the store instead (``attempts/<n>/store.json``) tells late nodes
+what to join and answers their requests. It also holds the run to its limits and writes its
+report. A node 0 that is restarted meanwhile is one of the late nodes.
 """
 
 import time
@@ -67,12 +67,13 @@ class Node0Failover:
 def has_node0_failed_over(
     run: RunDir, session: Session, *, within_s: float = _SUCCESSION_S
 ) -> bool:
-    """Whether the session of a node 0 that starts trains already, at the store of another node.
+    """Check whether a starting node 0's session already trains, at the store of another node.
 
-    Asked where node 0 may be started again beside nodes that go on: it comes back as any other.
+    This matters where node 0 may be restarted alongside nodes that continue: it rejoins like
+    any other.
 
     Args:
-        within_s: For the others to notice that node 0 was lost, and to agree who serves the store.
+        within_s: Time for the others to notice the loss of node 0, and to agree on a new store.
     """
     attempt = session.started_attempt()
     if attempt is None:
@@ -90,9 +91,10 @@ def has_node0_failed_over(
 
 
 def terms_from_now(run: RunDir, attempt: int, resolved: Resolved, session: str) -> AttemptLimits:
-    """What is left of the attempt is held to; its price is what node 0 wrote down.
+    """Return the limits for the rest of the attempt, at the price that node 0 wrote down.
 
-    The other nodes cost money from node 0's last count on, also while they agreed who stands in.
+    The other nodes cost money from node 0's last count on, also while they agreed on its
+    replacement.
     """
     spent = read_spending(run)
     uncounted_s = seconds_since_count(run, attempt, now_t=time.time())

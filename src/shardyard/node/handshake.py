@@ -1,11 +1,11 @@
-"""sessions/<session>.json: how node 0 tells the other nodes of a job which attempt they are in.
+"""sessions/<session>.json: node 0's messages to the other nodes of a job about their attempt.
 
-Node 0 prepares alone, which may take long; the others wait for its word. ``{"prepares": true,
-"beat": k}`` says that it comes, ``{"attempt": n, "beat": k, "begins": false}`` has them get ready
-(``node/preflight.py``), ``"begins": true`` train. The beat changes as long as node 0 lives, so that
-a node which was started again knows the word of a node 0 that is there from one that is left over,
-and none waits for one that was lost. ``{"ended": words, "exit_code": n}`` says that there is
-nothing to join any more.
+Only node 0 prepares, which may take long; the others wait for its message. ``{"prepares":
+true, "beat": k}`` announces it. ``{"attempt": n, "beat": k, "begins": false}`` makes them
+get ready (``node/preflight.py``), and ``"begins": true`` makes them train. The beat changes
+as long as node 0 lives. A restarted node thereby distinguishes a message of a live node 0
+from a stale one, and no node waits for one that was lost. ``{"ended": words, "exit_code":
+n}`` reports that there is no attempt to join.
 """
 
 import json
@@ -119,7 +119,7 @@ class Session:
             thread.join()
 
     def end(self, words: str, exit_code: int) -> None:
-        """Tell those who come late that there is nothing to join."""
+        """Report to late nodes that there is no attempt to join."""
         if self._existed and not self._run_dir.is_dir():
             return  # it vanished: a new one would pass for it
         with suppress(ShardyardError):
@@ -140,16 +140,16 @@ class Session:
         give_up_after_s: float = 3600.0,
         believe_end_after_s: float = 300.0,
     ) -> int | SessionEnd:
-        """Wait for node 0: the attempt to join, or that there is none.
+        """Wait for node 0: return the attempt to join, or the report that there is none.
 
         Args:
-            log: Told now and then that this still waits.
-            give_up_after_s: For the first word of node 0.
-            believe_end_after_s: Until then an end that was there from the beginning may be left
-                over from a node 0 that is being started again, as it may be after its last beat.
+            log: Called now and then to log that this still waits.
+            give_up_after_s: Time limit for the first message of node 0.
+            believe_end_after_s: Until then, an initial end may be left over from a node 0 that
+                restarts, as it may be after its last heartbeat.
 
         Raises:
-            LostNodeError: Node 0 said nothing for too long.
+            LostNodeError: Node 0 sent no message for too long.
         """
         if (attempt := self.started_attempt()) is not None and is_locked(self._lease):
             return attempt  # whoever said so lives: no need to wait for its next beat
@@ -188,10 +188,10 @@ class Session:
     def wait_to_begin(
         self, attempt: int, *, lost_after_s: float = _LOST_AFTER_S
     ) -> SessionEnd | None:
-        """Wait until node 0 has heard of all: None to train, or that there is nothing to join.
+        """Wait until node 0 has heard of all nodes; return None to train, or the session's end.
 
         Raises:
-            LostNodeError: Node 0 gives no sign of life, or is in another attempt.
+            LostNodeError: Node 0 sends no heartbeat, or is in another attempt.
         """
         newest, changed_s = self._read(), time.monotonic()
         while True:
@@ -223,7 +223,7 @@ class Session:
 
 
 def replace_quickly(path: Path, content: dict[str, Any]) -> None:
-    """As `write_json`, but not flushed to disk: a beat is worth nothing after a crash."""
+    """Replace a file like `write_json`, but without a flush: a crash makes heartbeats useless."""
     scratch = path.with_name(f".{path.name}.beat")
     with suppress(OSError):  # a full disk is told by those who write the run's own files
         scratch.write_text(json.dumps(content), encoding="utf-8")

@@ -1,6 +1,7 @@
-"""Node 0's stdout: every new event and every new line of metrics, marked.
+"""Log events on node 0's stdout: every new event and every new line of metrics.
 
-Read from the files as they grow, as `control/follow.py` does: it costs the training nothing.
+Read from the files as they grow, as in `control/follow.py`. This costs the training no
+time.
 """
 
 from collections.abc import Iterator, MutableMapping

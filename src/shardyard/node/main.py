@@ -1,4 +1,8 @@
-"""Where the nodes of a launched run keep what they fetch and prepare, unless the recipe says it."""
+"""`python -m shardyard.node`: the program that every scheduler starts once on each node.
+
+``with_homes`` sets where the nodes of a launched run keep their downloads and prepared
+data, unless the recipe says it.
+"""
 
 import os
 import signal
@@ -62,12 +66,12 @@ from shardyard.trackers.supervisor import exporting
 
 
 def with_homes(recipe: Recipe, run: RunDir, *, shares_folder: bool) -> Recipe:
-    """The recipe with defaults of ``data.dir`` and ``model.dir``, the same for all runs beside it.
+    """Set defaults of ``data.dir`` and ``model.dir``, the same for all runs next to this one.
 
-    So what one run or `shardyard prepare` made is found by the next, and by its other nodes.
+    The next run and its other nodes thus find the results of one run or of `shardyard prepare`.
 
     Args:
-        run: As the node sees its folder.
+        run: Run folder as the node sees it.
         shares_folder: Whether the machine of the command line sees that folder too; else the folder
             that a command starts in is a pod's own, and the runs' is what all nodes share.
     """
@@ -210,7 +214,7 @@ def _join(run: RunDir, assignment: NodeAssignment, session: Session) -> int:
 def _report_rejection(
     error: ShardyardError, run: RunDir, assignment: NodeAssignment, session: Session
 ) -> NoReturn:
-    """End, after the other nodes have been told why: none of them trains without this one."""
+    """Report the reason to the other nodes, then end: none of them trains without this one."""
     if assignment.node_rank == 0:
         session.withdraw()
         with _failure_reported(session):
@@ -233,7 +237,7 @@ def scheduler_exit_code(
 
 
 class _LeadNode:
-    """What node 0 prepares from."""
+    """Inputs from which node 0 prepares."""
 
     def __init__(
         self,

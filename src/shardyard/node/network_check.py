@@ -1,10 +1,11 @@
-"""Over what the ranks talk between nodes: an event, as NCCL says itself once they have met.
+"""Network between the nodes: an event, from NCCL's own log once the ranks have met.
 
-Gloo says nothing. It has TCP sockets alone; by which interface, the kernel's counters say once the
-first step is done.
+Gloo logs none. It has only TCP sockets. The kernel's counters show which interface it uses
+once the first step is done.
 
-EFA that is silently missing is the most repeated defect of training on AWS: everything works, at a
-tenth of the speed. NCCL names its network in the log of each rank, if it is told to.
+EFA that is silently missing is the most repeated defect of training on AWS: everything
+works, at a tenth of the speed. NCCL names its network in the log of each rank, if it is set
+to do so.
 """
 
 import os
@@ -70,7 +71,7 @@ def ask_for_network(environ: MutableMapping[str, str]) -> None:
 
 
 class NetworkCheck:
-    """What was found; ``is_rejected`` once the run was stopped for it."""
+    """Finding of the network check; ``is_rejected`` once the run was stopped for it."""
 
     def __init__(
         self, recipe: Recipe, *, report: Callable[[Transport, str], None], stop: Callable[[], None]
@@ -82,7 +83,7 @@ class NetworkCheck:
         self._interfaces = ""
 
     def check_line(self, line: str) -> bool:
-        """Judge one line; returns whether nothing more is to be looked for."""
+        """Judge one line; return whether the search is over."""
         network = network_in(line)
         self._interfaces = interfaces_in(line) or self._interfaces
         if network is not None:
@@ -96,7 +97,7 @@ class NetworkCheck:
 
     @property
     def words(self) -> str:
-        """What is wrong, and what to do."""
+        """Problem and fix, in words."""
         name = str(self._recipe.cluster.instance)
         return (
             f"NCCL uses TCP sockets between nodes, although {name} has "
@@ -117,12 +118,12 @@ def network_checked(
     environ: MutableMapping[str, str] = os.environ,
     stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
 ) -> Iterator[NetworkCheck]:
-    """Write down the network of a run of several nodes; judge it where EFA is to be expected.
+    """Write down the network of a run of several nodes; judge it where EFA is expected.
 
     Args:
-        node_rank: Of this node; node 0 looks for all.
+        node_rank: Rank of this node; node 0 looks for all.
         is_one_machine: Whether all nodes are this machine, so that loopback is between them.
-        environ: Of the processes that are started in the block: NCCL is told to name its network.
+        environ: Environment of the processes that the block starts; it makes NCCL name its network.
         stop: Makes this process drain and end.
     """
     recipe = read_resolved(run_dir.resolved(attempt)).recipe

@@ -1,11 +1,11 @@
-"""sessions/<session>.node-<k>.json: every node says that it has what node 0 has.
+"""sessions/<session>.node-<k>.json: every node's report that it has what node 0 has.
 
-Node 0 has settled model and data and written down where they are (``resolved.json``). Each other
-node looks there. Where nothing is shared, it fetches the same commit, and prepares the same data;
-then it compares. ``ready`` or ``refused`` with the words is its answer, before any device computes;
-until then it says what it does, with a beat, so that a node that died is told from one that works.
-Files that only their content can tell apart it ``asks`` node 0 for, which adds digests to
-``<session>.model.json``.
+Node 0 has settled model and data and written down where they are (``resolved.json``). Each
+other node looks there. Without shared storage, it fetches the same commit, and prepares the
+same data; then it compares. It answers ``ready``, or ``refused`` with the reason, before
+any device computes. Until then it reports its work, with a heartbeat, so that a dead node
+can be distinguished from a working one. It ``asks`` node 0 for files that only their
+content can distinguish. Node 0 adds their digests to ``<session>.model.json``.
 """
 
 import socket
@@ -51,12 +51,12 @@ LOST_AFTER_S = 60.0
 _COMES_SOON_S = 10.0
 """Nodes of one start come together."""
 COMES_WITHIN_S = 600.0
-"""Of a node that has not been heard of; as long as the rendezvous waits for one."""
+"""Wait for a node without a heartbeat yet; as long as the rendezvous waits for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What one node says of itself."""
+    """Status that one node reports."""
 
     attempt: int
     host: str
@@ -79,7 +79,7 @@ class NodeReport:
 
 
 class Readiness:
-    """The files of one session, beside the word of node 0."""
+    """Files of one session, next to node 0's message."""
 
     def __init__(self, run: RunDir, session: str) -> None:
         self._folder = run.path / "sessions"
@@ -94,7 +94,7 @@ class Readiness:
         return self._folder / f"{self._session}.model.json"
 
     def reports(self) -> list[Path]:
-        """Of all nodes that have been heard of."""
+        """Return the report files of all nodes that have sent one."""
         return list(self._folder.glob(f"{self._session}.node-*.json"))
 
     def withdraw(self) -> None:
@@ -155,12 +155,12 @@ def wait_for_nodes(
 ) -> None:
     """Wait until every node is ready, or as many as an elastic run begins with.
 
-    A node that works is waited for, however long. One that is not heard of is waited for a moment
-    where the others are enough: the rendezvous waits ``elastic.start_wait_s`` for it, and it
-    compares what it has when it comes.
+    The wait for a node that works is unlimited. For a node without a heartbeat it is short
+    where the others are enough. The rendezvous waits ``elastic.start_wait_s`` for it, and it
+    compares its files when it comes.
 
     Raises:
-        ShardyardError: A node was refused; with its exit code.
+        ShardyardError: A node was rejected; with its exit code.
         LostNodeError: Too few are left.
     """
     nodes, elastic = resolved.recipe.cluster.nodes, resolved.recipe.elastic
@@ -205,7 +205,7 @@ class _NodeTracker:
         self._changed_s = time.monotonic()
 
     def poll_state(self) -> NodeState:
-        """Look, and say where it stands."""
+        """Probe the node, and return its state."""
         found = NodeReport.read(self._path)
         if found is not None and found.attempt == self._attempt and found != self._report:
             self._report, self._changed_s = found, time.monotonic()
@@ -250,7 +250,7 @@ def _too_few(
 
 
 class _Reporter:
-    """Writes this node's report, again and again until it is told to stop."""
+    """Writer of this node's report, repeated until it is stopped."""
 
     def __init__(self, path: Path, attempt: int, log: LogFunction) -> None:
         self._path, self._log = path, log
@@ -263,7 +263,7 @@ class _Reporter:
             replace_quickly(self._path, asdict(self._report))
 
     def log_activity(self, words: str) -> None:
-        """What this node does now."""
+        """Print and report what this node does now."""
         self._log(words)
         self.update(words=words)
 
@@ -282,13 +282,13 @@ def prepare_node(
     log: LogFunction,
     rejection: ShardyardError | None = None,
 ) -> Iterator[None]:
-    """Get what node 0 has, compare, and tell; the block is for waiting for its word to begin.
+    """Get node 0's model and data, compare, and report; the block is for the wait for its start.
 
     Args:
         rejection: Why this node cannot take part, where that is known already.
 
     Raises:
-        ShardyardError: This node cannot have the same; node 0 has been told.
+        ShardyardError: This node cannot have the same; node 0 has the report.
     """
     reporter = _Reporter(files.report(node), attempt, log)
     with reporter.beating():
@@ -400,7 +400,7 @@ def _get_data(resolved: Resolved, run: RunDir, attempt: int, reporter: _Reporter
 
 
 def _fingerprint_in(folder: Path) -> str | None:
-    """Of a data set that is prepared whole; None: there is none."""
+    """Return the fingerprint of a dataset that is completely prepared. None if there is none."""
     try:
         fingerprint = read_json_object(folder / "manifest.json").get("fingerprint")
     except (OSError, ValueError):

@@ -42,18 +42,18 @@ LONGEST_ANSWER_BYTES = 15_000  # of what a function returns
 
 @dataclass(frozen=True, kw_only=True)
 class SideWork:
-    """What a side job's function works on."""
+    """Input of a side job's function."""
 
     run: RunDir
     """The run's folder, as this node sees it."""
     recipe: Recipe
-    """As it was sent: where its paths are relative, the function says what to."""
+    """Recipe as it was sent. Where its paths are relative, the function says to which folder."""
     arguments: dict[str, Any]
     """``SideJob.arguments``."""
 
 
 _LONGEST_ERROR = 4000
-"""Characters of a message; all of it stands above in the log."""
+"""Characters of a message; all of it is above in the log."""
 
 SideFunction = Callable[[SideWork], dict[str, Any]]
 
@@ -88,10 +88,10 @@ def command(recipe: Path, *, run_dir: Path, side: str, code: Path | None) -> int
 
 
 def function_of(kind: str) -> SideFunction:
-    """What does a kind of side job.
+    """Return the function for a kind of side job.
 
     Raises:
-        RequestError: This version knows none.
+        RequestError: This version has no such kind.
     """
     place = FUNCTIONS.get(kind)
     if place is None:

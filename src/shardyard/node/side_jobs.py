@@ -27,7 +27,7 @@ from shardyard.units import format_bytes
 
 
 def export_on_node(work: SideWork) -> dict[str, Any]:
-    """On the node: export to a folder that it sees, or to S3, or beside the run."""
+    """Export on the node: to a folder that it sees, or to S3, or next to the run."""
     to = work.arguments["to"]
     if to is not None:
         return export_from(work.run, str(to), work.arguments)
@@ -72,7 +72,7 @@ def stay(
     sleep: Callable[[float], None] = time.sleep,
     processes: Path = Path("/proc"),
 ) -> dict[str, Any]:
-    """On the node: be there until nobody has read for a while."""
+    """Wait on the node until no process has read for a while."""
     idle_s = float(work.arguments["idle_s"])
     last = clock()
     while clock() - last < idle_s:

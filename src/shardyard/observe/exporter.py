@@ -1,7 +1,7 @@
-"""An endpoint for Prometheus on each node: what the run folder says when asked, nothing stored.
+"""Endpoint for Prometheus on each node: content of the run folder on request, without a store.
 
-It is served by the node's agent, beside no training process, and reads only at a scrape: the last
-lines of metrics.jsonl, and what is new in events.jsonl.
+The node's agent serves it, outside of the training processes. It reads only at a scrape:
+the last lines of metrics.jsonl, and the new ones of events.jsonl.
 """
 
 import json
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 RankSeconds = Callable[[], list[tuple[int, float]]]
-"""Of each local rank its step, and the seconds of its last one outside of collectives."""
+"""Function returning each local rank's step and last step's seconds outside of collectives."""
 
 Sample = tuple[RunMetric, str, float]
 """A metric, the value of its own label (empty: it has none), and its value."""
@@ -139,7 +139,7 @@ class RunReader:
             yield CHECKPOINT_EVERY, "", float(self._every)
 
     def _read_events(self) -> None:
-        """Read the whole lines that are new; a file that became shorter is read anew."""
+        """Read the whole lines that are new; a file that became shorter is read again."""
         try:
             with self._run.events.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read_bytes:
@@ -189,9 +189,9 @@ class ScrapeMonitor:
         return ask
 
     def wait_for_one_more(self) -> None:
-        """Return once somebody has asked who has not yet seen what is true now.
+        """Return once a scraper that has not yet seen the current state has asked.
 
-        Nobody is waited for who does not ask regularly, or has stopped to.
+        It does not wait for scrapers that ask irregularly, or have stopped to.
         """
         now_s = time.monotonic()
         with self._scraped:
@@ -210,7 +210,7 @@ def discovery_pattern(runs: Path) -> Path:
 
 
 class _Collector:
-    """What prometheus_client asks at a scrape."""
+    """Collector that prometheus_client calls at each scrape."""
 
     def __init__(self, reader: RunReader, labels: Mapping[str, str]) -> None:
         self._reader = reader
@@ -239,7 +239,7 @@ def serve_metrics(
 ) -> Iterator[ScrapeMonitor]:
     """Serve the metrics of a run while the block runs, and write down where for Prometheus.
 
-    ``.prometheus/<run id>.node-<k>.json`` beside the runs is of the form of its file_sd_configs,
+    ``.prometheus/<run id>.node-<k>.json`` next to the runs has the form of its file_sd_configs,
     which look into one folder.
 
     Raises:

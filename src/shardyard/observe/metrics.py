@@ -12,12 +12,12 @@ from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 @dataclass(frozen=True, kw_only=True)
 class FlopBudget:
-    """What `plan` predicted for one token and one device; MFU is measured against it."""
+    """Prediction of `plan` for one token and one device; the base of MFU."""
 
     flops_per_token: float
     """Forward and backward, attention counted in full: 6 N + 12 L d s (arXiv:2204.02311, B)."""
     peak_flops_per_s: float | None
-    """Of one device; None where the device is not in the catalogue: then there is no MFU."""
+    """Peak of one device. None if the device is not in the catalogue: then there is no MFU."""
 
     def mfu(self, tokens_per_s_per_device: float) -> float | None:
         """Model FLOP utilisation, 0 to 1."""
@@ -52,12 +52,12 @@ def read_flop_budget(plan: Path, phase: int = 0) -> FlopBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Where the wall time of one step went; seconds."""
+    """Wall time of one step, by part; seconds."""
 
     step_time_s: float
     """From the end of the step before to the end of this one, without checkpoint and evaluation."""
     data_wait_s: float
-    """Of the step time: waiting for micro-batches."""
+    """Wait for micro-batches, within the step time."""
     checkpoint_blocked_s: float
     """Training stood still for a checkpoint after this step; not in the step time."""
 
@@ -100,13 +100,13 @@ class MetricLines:
         peak_memory_bytes: int,
         counted: Mapping[str, float],
     ) -> dict[str, Any]:
-        """The line of one step; ``tokens`` and ``samples`` count from the beginning of the run.
+        """Return the line of one step; ``tokens`` and ``samples`` count from the run's beginning.
 
         Args:
-            targets: What was predicted in this step: the divisor of its loss.
-            step_tokens: What went through the model in this step, padding left out; rates and MFU
-                are its, as the plan's are.
-            counted: What modules counted beside the loss, by its name; of routers ``ROUTER_KEYS``.
+            targets: Number of predictions in this step: the divisor of its loss.
+            step_tokens: Tokens through the model in this step without padding; rates and MFU count
+                these, as in the plan.
+            counted: Counts of modules next to the loss, by name; of routers ``ROUTER_KEYS``.
         """
         tokens_per_s = step_tokens / times.step_time_s
         per_device = tokens_per_s / self._context["world_size"]

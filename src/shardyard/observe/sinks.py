@@ -1,4 +1,4 @@
-"""Where metric lines go: metrics.jsonl and TensorBoard."""
+"""Destinations of metric lines: metrics.jsonl and TensorBoard."""
 
 import json
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Where a step's time went on one rank, told from its trace by the terms of the plan.
+"""Time of a step on one rank, read from its trace and split by the terms of the plan.
 
-On an accelerator the device's time is told: what it computes; where it computes nothing, the
-collective that runs; where nothing runs, why it waits. On a CPU process the training thread's: the
-operator that runs; where none does, the collective that it waits in. So each moment is counted
-once, and a collective only as far as nothing is computed beside it.
+On an accelerator, the device's time is split. It counts computation first, then the
+collective that runs, then the reason why an idle device waits. On a CPU process, the
+training thread's time is split: the running operator, or else the collective that it waits
+in. Each moment is counted once, and a collective only as far as no computation overlaps it.
 """
 
 from bisect import bisect_right
@@ -50,7 +50,7 @@ class TermRow:
 
     name: str
     planned: tuple[str, ...]
-    """Names of the plan's terms that it stands for."""
+    """Names of the plan's terms that it covers."""
     reason: str
 
 
@@ -66,7 +66,7 @@ PARTS = (
     ),
     TermRow(name=ELEMENTWISE, planned=(ELEMENTWISE,), reason="all other operators"),
 )
-"""Of compute. What the plan calls vocabulary and recompute is in each of them."""
+"""Parts of compute. Each includes what the plan calls vocabulary and recompute."""
 ROWS = (
     TermRow(
         name="tensor parallel", planned=("tensor parallel",), reason="exposed collectives of tp"
@@ -105,7 +105,7 @@ ROWS = (
     TermRow(name=OTHERS, planned=(), reason="exposed collectives of no axis of the mesh"),
 )
 TERMS = (*(row.name for row in PARTS), *(row.name for row in ROWS))
-"""What a rank's time is told by."""
+"""Terms of a rank's time."""
 
 
 def terms_of(trace: Trace, *, steps: int) -> dict[str, float]:
@@ -177,7 +177,7 @@ def read_step_terms(plan: Path, phase: int = 0) -> dict[str, float]:
 
 
 class _Activity(NamedTuple):
-    """What the training thread is at."""
+    """Activity of the training thread."""
 
     term: str
     weight: int
@@ -208,7 +208,7 @@ def _inside(around: _Activity, span: TraceSpan) -> _Activity:
 
 
 def _own(name: str) -> _Activity | None:
-    """What a span is by itself; None: it only holds others."""
+    """Return the activity of a span by itself. None if it only holds others."""
     if name == APART:
         return _Activity(APART, _WHOLE)
     if name == DATA:
@@ -235,15 +235,16 @@ def _own(name: str) -> _Activity | None:
 
 
 def _host_term(activity: _Activity, exchange: str | None) -> str:
-    """Of a CPU process. An update that waits for others is none."""
+    """Return the term of a CPU process. An update that waits for others is none."""
     return exchange if exchange is not None and not activity.weight else activity.term
 
 
 def _between_processes(trace: Trace) -> Sequence[TraceSegment]:
-    """What is under way between CPU processes and is waited for where it was not begun.
+    """Return what is under way between CPU processes and is awaited later than it began.
 
-    A collective that is waited for at once has its range on the training thread. Sends and
-    receives are of the pipeline; of what is waited for later, the axis is that begun last.
+    A collective that is awaited at once has its range on the training thread. Sends and
+    receives belong to the pipeline. A collective awaited later belongs to the axis that began
+    last.
     """
     begun = [span for span in trace.host if span.name.startswith(LATER)]
     begins_s = [span.begin_s for span in begun]
@@ -264,7 +265,7 @@ _DEVICE_ORDER = (
     "tensor parallel", "context parallel", "expert parallel", "data parallel", PIPELINE, WAIT,
     OTHERS, INPUT, OFFLOAD,
 )  # fmt: skip
-"""Of kernels that run at once the first counts: compute hides what is exchanged beside it."""
+"""Order in which one of several concurrent kernels counts: compute hides overlapped exchange."""
 _ATTENTION_KERNELS = ("flash", "fmha", "attention")
 _PRODUCT_KERNELS = ("gemm", "nvjet", "cutlass", "conv", "wgrad", "dgrad", "implicit")
 
@@ -287,7 +288,7 @@ def _on_device(trace: Trace) -> Sequence[TraceSegment]:
 
 
 def _activity_lookup(ranges: Sequence[TraceSpan], end_s: float) -> Callable[[float], _Activity]:
-    """What our ranges of a thread say of a moment."""
+    """Return a function from a moment to the activity of our ranges of a thread."""
     found = tuple(nested(ranges, end_s, _OUTSIDE, _inside))
     begins_s = [piece.begin_s for piece in found]
 
@@ -300,7 +301,7 @@ def _activity_lookup(ranges: Sequence[TraceSpan], end_s: float) -> Callable[[flo
 
 
 def _kernel_term(span: TraceSpan, launched_in: _Activity) -> str:
-    """Of a kernel, by what launched it and by its name."""
+    """Return the term of a kernel, by the range that launched it and by its name."""
     name = span.name.lower()
     if any(part in name for part in COLLECTIVE_KERNELS):
         if launched_in.weight == _WHOLE:

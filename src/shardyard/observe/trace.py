@@ -33,8 +33,11 @@ COLLECTIVE_PREFIXES = ("c10d::", "symm_mem::")
 """Begin of the names of all others."""
 
 _RESOLUTION_S = 5e-9
-"""Of a trace: microseconds since some begin, as floats. What ends so much later than the next
-begins ends before it, and does not hold it."""
+"""Resolution of a trace, whose times are microseconds since some start, as floats.
+
+A span that ends by less than this after the next begins ends before it, and does not hold
+it.
+"""
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("_runtime", "_driver")
@@ -51,19 +54,19 @@ class TraceSpan:
     begin_s: float
     end_s: float
     correlation: int = -1
-    """What joins a launch with what it launched."""
+    """Id that joins a launch with the kernel or copy that it launched."""
     group: str = ""
     """Description of the process group that a device's collective is of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What is read of a trace, each list in order of begin."""
+    """Content of a trace that is used, each list in order of begin."""
 
     seconds: float
     """From the begin of what is profiled to its end."""
     host: tuple[TraceSpan, ...]
-    """Operators and ranges of the training thread; they lie in each other or beside."""
+    """Operators and ranges of the training thread; they are nested or disjoint."""
     gloo: tuple[TraceSpan, ...]
     """Collectives between CPU processes, in the threads that carry them out."""
     device: tuple[TraceSpan, ...]
@@ -76,7 +79,7 @@ class Trace:
 
 
 _MOST_BYTES = 4 * 2**30
-"""Of a trace: some hundred bytes for each kernel of the profiled steps."""
+"""Limit of a trace's size: some hundred bytes for each kernel of the profiled steps."""
 
 
 class NoStepsError(ValueError):
@@ -153,12 +156,12 @@ def _is_gloo(event: Mapping[str, Any]) -> bool:
 
 
 class TraceSegment(NamedTuple):
-    """A piece of time in which nothing begins or ends."""
+    """Piece of time without a begin or an end of a span."""
 
     begin_s: float
     end_s: float
     state: Any
-    """What the spans that are open make of it."""
+    """State computed from the spans that are open."""
 
 
 def nested(
@@ -308,8 +311,10 @@ _DATA_MODULES = ("torch.distributed.fsdp", "shardyard.parallel.ddp")
 
 
 def _by_caller(axes: Sequence[str], called: FrameType | None) -> str:
-    """Of several axes over the same ranks, the one whose code calls: torch gives all of them one
-    group where they are all ranks."""
+    """Choose, of several axes over the same ranks, the one whose code calls.
+
+    torch gives all of them one group where they cover all ranks.
+    """
     caller = None if called is None else called.f_back
     name = "" if caller is None else str(caller.f_globals.get("__name__", ""))
     is_data = name.startswith(_DATA_MODULES)

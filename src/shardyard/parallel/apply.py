@@ -50,7 +50,7 @@ from shardyard.parallel.uneven_gradients import handle_uneven_gradients
 from shardyard.torch_private import allow_graphs
 
 REMEDY = "Use {}, which gathers all blocks on every rank, or let all ranks call the same blocks."
-"""Where ranks may not call different blocks."""
+"""Advice where ranks may not call different blocks."""
 
 
 def parallelize(
@@ -59,11 +59,11 @@ def parallelize(
 ) -> ParallelModel:  # fmt: skip
     """Change a model in place as a resolved recipe says; weights that it has stay.
 
-    Of a pipeline only this rank's stages stay of the model.
+    Of a pipeline, only this rank's stages stay of the model.
 
     Args:
-        may_copy: One rank may compute with copies of the weights (``parallel/low_precision.py``),
-            as whoever changes weights will say so.
+        may_copy: One rank may compute with copies of the weights (``parallel/low_precision.py``);
+            the code that changes weights then has to report it.
 
     Returns:
         The model with all that a task needs to feed it and to make a loss of what it returns.
@@ -180,13 +180,13 @@ def parallelize_custom(
     keys: SampleKeys | None = None,
     remedy: str | None = None,
 ) -> BatchNorms | None:
-    """Change a module in place of which nothing is known but what its owner says.
+    """Change a module in place that is known only by its owner's description.
 
     Args:
-        blocks: What is recomputed, compiled and sharded one by one, by full name.
-        words: How tp splits its matrices: name -> a word of ``tensor_plan``.
-        keys: What dropout of ours asks; None: it is torch's own.
-        remedy: What to set where ranks may not call different blocks; None: they never do.
+        blocks: Modules that are recomputed, compiled and sharded one by one, by full name.
+        words: Split of its matrices by tp: name -> a word of ``tensor_plan``.
+        keys: Keys of our own dropout; None: it is torch's.
+        remedy: Setting to advise where ranks may not call different blocks; None: they never do.
 
     Returns:
         Its batch normalisations, which count in the step; None: it has none.
@@ -385,7 +385,7 @@ def _cut(
 
 
 class _Router(NamedTuple):
-    """What the routers of all blocks share."""
+    """Objects that the routers of all blocks share."""
 
     totals: RouterTotals
     weight: RouterWeight

@@ -1,7 +1,8 @@
-"""Which kernel attends: the one that a recipe names, and the one that torch really calls.
+"""Attention kernels: the one that a recipe names, and the one that torch really calls.
 
-Torch chooses among its kernels by device, format, sizes and mask, and says nothing of it. So one
-sample of a model's sizes is computed before training begins, and the operator looked at.
+Torch chooses among its kernels by device, format, sizes and mask, and does not report its
+choice. Shardyard therefore computes one sample of a model's sizes before training, and
+looks at the operator.
 
 Shape suffixes: H = heads, K = KV heads, L = tokens, E = head width.
 """
@@ -26,7 +27,7 @@ from shardyard.parallel.low_precision import DTYPES
 from shardyard.torch_private import KERNELS_OF_ATTENTION, TorchDispatchMode
 
 MOST_TOKENS = 1024
-"""Of the sample: no kernel is chosen otherwise for a longer one, which takes more memory."""
+"""Limit of the sample's tokens. A longer one takes more memory and gets the same kernel."""
 
 
 def choose_attention(kernel: str) -> None:

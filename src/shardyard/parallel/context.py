@@ -1,17 +1,18 @@
 """Context parallelism: each rank of a group computes a part of the tokens of every sample.
 
-Only attention looks beyond them, so only there do the ranks meet. What they exchange is a choice:
+Only attention looks beyond them, so the ranks meet only there. The exchange has two
+variants:
 
 - ``keys_values``: each rank gathers the keys and values of all tokens and attends with all heads
   from its own. A sample is cut into 2 x cp chunks, and rank r has chunks r and 2 x cp - 1 - r:
-  an early one, whose queries see little, and the late one that makes up for it. So causal
-  attention is equally much work on all ranks (Llama 3, arXiv:2407.21783, section 3.3.2).
+  an early one, whose queries see little, and the late one that makes up for it. Causal
+  attention is thus the same work on all ranks (Llama 3, arXiv:2407.21783, section 3.3.2).
 - ``heads``: an all-to-all gives each rank all tokens of its share of the heads, another one gives
-  the outputs back (DeepSpeed-Ulysses, arXiv:2309.14509). Heads are equally much work whatever the
-  tokens, so a rank has one run of tokens and nothing is out of order.
+  the outputs back (DeepSpeed-Ulysses, arXiv:2309.14509). Heads are the same work for all
+  tokens, so a rank has one contiguous run of tokens, in order.
 
-Shape suffixes: B = samples, H = heads, K = KV heads, L = tokens of a sample, l = those of this
-rank, c = tokens of a chunk, E = head width.
+Shape suffixes: B = samples, H = heads, K = KV heads, L = tokens of a sample, l = those of
+this rank, c = tokens of a chunk, E = head width.
 """
 
 import math
@@ -43,7 +44,7 @@ _HEADS, _TOKENS = 1, 2
 
 
 def context_share(tokens_L: Tensor, *, exchanged: Exchanged, group: dist.ProcessGroup) -> Tensor:
-    """Of the tokens of a sample, those that this rank computes, in the order in which it does."""
+    """Return those tokens of a sample that this rank computes, in its order."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if exchanged == "heads":
         return tokens_L.chunk(size)[rank]
@@ -61,18 +62,18 @@ def context_attention(
     regather_context_fn: Callable[[], Any] | None,
     window: int | None = None,
 ) -> Callable[[Tensor, Tensor | None], Attention]:
-    """How tokens attend in samples of ``length`` tokens that a group splits.
+    """Return the attention for samples of ``length`` tokens that a group splits.
 
     Args:
-        regather_context_fn: Contexts of a checkpoint that keeps attention: keys and values of all
-            tokens
-            are gathered once more in the backward pass instead of kept in every block. None for
+        regather_context_fn: Contexts of a checkpoint that keeps attention. Keys and values of
+            all tokens
+            are then gathered again in the backward pass instead of kept in every block. None for
             blocks that are recomputed anyway.
-        window: Of the model's blocks, or of some of them.
+        window: Window of the model's blocks, or of some of them.
 
     Returns:
-        From the positions (B, L) of whole samples to their attention; a document begins wherever
-        the position is 0, also where nobody says so beside it.
+        Function from the positions (B, L) of whole samples to their attention. A document begins
+        wherever the position is 0, even if the starts of documents are not given.
     """
     if exchanged == "heads":
         of_whole = partial(
@@ -110,14 +111,14 @@ def context_attention(
 
 @dataclass(frozen=True)
 class ChunkMask:
-    """What the queries of one chunk attend to."""
+    """Keys that the queries of one chunk attend to."""
 
     start: int
     """The chunk's first token."""
     end: int
     """They see no key from this token on."""
     mask: Any
-    """Of (c, end): True where a query may attend, or torch's causal bias; None: everywhere."""
+    """Mask of (c, end): True where a query may attend, or torch's causal bias. None: everywhere."""
 
     def allowed(self, queries: int, window: int | None, device: torch.device) -> Any:
         """The mask within a window."""
@@ -194,7 +195,7 @@ class GatheredKeys:
         return k_BKLE, v_BKLE
 
     def _chunk_order(self) -> list[int]:
-        """Where each chunk of a sample lies among those that arrive, which come rank by rank."""
+        """Return the place of each chunk of a sample among those that arrive rank by rank."""
         size = dist.get_world_size(self._group)
         arriving = [index for rank in range(size) for index in _chunks_of(rank, size)]
         return [arriving.index(index) for index in range(2 * size)]
@@ -232,5 +233,5 @@ class ExchangedHeads:
 
 
 def _chunks_of(rank: int, size: int) -> tuple[int, int]:
-    """Of the 2 x size chunks of a sample, those of a rank."""
+    """Return a rank's chunks, of the 2 x size chunks of a sample."""
     return rank, 2 * size - 1 - rank

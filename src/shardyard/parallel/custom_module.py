@@ -43,7 +43,7 @@ _SPLIT_SIZE = {"columns": "out_features", "rows": "in_features", "vocabulary": "
 def read_plan(
     model: nn.Module, plan: Mapping[str, str], *, tp: int
 ) -> tuple[dict[str, str], list[Problem]]:
-    """Which module gets which word, and everything that is wrong with the plan.
+    """Return the word of each module, and all problems of the plan.
 
     Args:
         plan: Name of a module, or pattern of names (``layers.*.out``), -> a word.
@@ -71,7 +71,7 @@ def read_plan(
 
 
 def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names of modules that a pattern means; ``*`` stands for one step of a path."""
+    """List the names of modules that match a pattern; ``*`` matches one step of a path."""
     parts = pattern.split(".")
     return [
         name
@@ -150,7 +150,7 @@ _FORWARD = nn.BatchNorm1d.forward
 def blocks_named(
     model: nn.Module, names: Sequence[str], *, setting: str = "blocks"
 ) -> tuple[dict[str, nn.Module], list[Problem]]:
-    """Modules to shard one by one; a list of modules stands for those in it."""
+    """List the modules to shard one by one; a list of modules means those in it."""
     chosen: dict[str, nn.Module] = {}
     found = []
     named = {name: module for name, module in model.named_modules() if name}
@@ -173,7 +173,7 @@ def blocks_named(
 def module_errors(
     model: nn.Module, blocks: Mapping[str, nn.Module], *, tp: int, setting: str = "blocks"
 ) -> list[Problem]:
-    """What would go wrong in silence."""
+    """Return the problems that would otherwise cause silent errors."""
     found = []
     if any(param.is_meta for param in model.parameters()):
         text = (
@@ -249,7 +249,7 @@ def _shared_parameters(
 
 
 def reject_scalars(model: nn.Module, *, or_whole: str = "") -> None:
-    """Ranks share a parameter's rows; one without any has nothing that could be shared.
+    """Reject parameters without rows: ranks share rows, so these cannot be shared.
 
     Args:
         or_whole: Settings with which every process holds the model whole, so that it may stay.

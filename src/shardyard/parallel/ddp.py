@@ -1,9 +1,10 @@
-"""Replication without sharding: what all ranks hold whole, in the format that computes.
+"""Replication without sharding: parameters that all ranks hold whole, in the computing format.
 
-``fully_shard`` over one shard copies every parameter before a step, and every gradient twice before
-it is summed. Here parameters are plain tensors that stay where they are. In the backward pass of a
-step's last micro-batch a bucket of gradients is copied once, side by side, and summed over ranks as
-soon as all of them are there; afterwards they are views of the sum. One rank alone copies nothing.
+``fully_shard`` over one shard copies every parameter before a step, and every gradient
+twice before it is summed. Here parameters are plain tensors that stay where they are. In
+the backward pass of a step's last micro-batch, a bucket of gradients is copied once, into
+one buffer. It is summed over ranks as soon as all its gradients are there; afterwards they
+are views of the sum. A single rank copies none.
 """
 
 from collections import deque
@@ -36,8 +37,10 @@ def is_replicated(model: nn.Module, mesh: Mesh, recipe: Recipe) -> bool:
 
 
 def hold_whole(model: nn.Module, mesh: Mesh) -> None:
-    """Do what ``fully_shard`` does beside sharding: bring a module to the device, and what it is
-    called with to fp32."""
+    """Do the work of ``fully_shard`` except sharding.
+
+    Bring a module to the device, and its inputs to fp32.
+    """
     if not any(param.is_meta for param in model.parameters()):
         model.to(torch.device(mesh.dense.device_type))
     model.register_forward_pre_hook(_in_fp32, with_kwargs=True)
@@ -76,7 +79,7 @@ class ReplicaSums:
                 self._hooks.append(hook)
 
     def end(self) -> None:
-        """Call after it; on return gradients are summed, for whoever reads them on the device."""
+        """Finish the backward pass; on return, gradients are summed for readers on the device."""
         for hook in self._hooks:
             hook.remove()
         while self._waiting:  # some parameters may have got no gradient

@@ -1,9 +1,10 @@
-"""The one place that knows kinds of accelerators; every other module asks here.
+"""Kinds of accelerators: the one place that knows them, which every other module asks.
 
-An accelerator that torch knows, or that its vendor's package adds to torch, needs nothing here:
-torch names it, and its package says what it computes and communicates with.
+An accelerator that torch knows, or that its vendor's package adds to torch, needs no code
+here. torch names it, and its package says what it computes and communicates with.
 
-Run as a program, prints this machine's devices as one line of JSON (`hardware.machine.Machine`).
+Run as a program, prints this machine's devices as one line of JSON
+(`hardware.machine.Machine`).
 """
 
 import importlib
@@ -64,10 +65,11 @@ def select_device(device: str, local_rank: int) -> torch.device:
 
 
 def set_deterministic(device: torch.device, *, on: bool) -> None:
-    """Let equal inputs give equal bits, in whatever process; or no longer.
+    """Let equal inputs give equal bits, in every process; or no longer.
 
-    On a CPU with one thread: kernels cut their work, and so their sums, by the number of threads.
-    On an accelerator by torch's deterministic kernels; an operator that has none raises.
+    On a CPU this needs one thread: kernels cut their work, and so their sums, by the number of
+    threads. On an accelerator it uses torch's deterministic kernels; an operator that has none
+    raises.
     """
     torch.use_deterministic_algorithms(on)
     # memory that nobody has written need not be filled: nothing reads it
@@ -97,7 +99,7 @@ def synchronize_stream(device: torch.device) -> None:
 def pin(content: Tensor, devices: Iterable[torch.device]) -> None:
     """Let a device copy into host memory of our own without waiting for each tensor.
 
-    For any thread; does nothing where the kind of device has no way to.
+    Works in any thread; has no effect where the kind of device does not support it.
     """
     for device in devices:
         if device.type == "cuda" and content.numel():
@@ -141,7 +143,7 @@ def free_memory_bytes(device: torch.device) -> int | None:
 
 
 def reserved_memory_bytes(device: torch.device) -> int | None:
-    """Highest bytes that the device's allocator held; None for cpu, where it says nothing."""
+    """Return the highest bytes that the device's allocator held. None for cpu: no count."""
     return None if device.type == "cpu" else int(_call(device, "max_memory_reserved"))
 
 
@@ -158,10 +160,10 @@ def _kilobytes(table: Path, name: str) -> int:
 
 
 def _call(device: torch.device, function: str) -> Any:
-    """A question to the device: its own module's function, or torch's for all kinds.
+    """Query the device: by its own module's function, or torch's for all kinds.
 
-    Its own comes first: torch 2.11 answers for a device that is written in Python, and waits for
-    nothing.
+    Its own comes first: torch 2.11 answers for a device that is written in Python, without a
+    wait.
     """
     module = torch.get_device_module(device)
     owner = module if hasattr(module, function) else torch.accelerator
@@ -169,9 +171,9 @@ def _call(device: torch.device, function: str) -> Any:
 
 
 class CopyQueue:
-    """Copies between device and host beside compute; on a CPU plain copies, over at once.
+    """Copies between device and host that overlap compute; on a CPU plain copies, over at once.
 
-    Marks are events: None on a CPU, where there is nothing to wait for.
+    Marks are events: None on a CPU, where there is no wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -185,7 +187,7 @@ class CopyQueue:
         return self._begin(copy, source)
 
     def into_host(self, target: Tensor, source: Tensor) -> None:
-        """As ``to_host``, into memory that there is; pinned, or the host waits."""
+        """Copy like ``to_host``, into existing memory; unless it is pinned, the host waits."""
         self._begin(target, source)
 
     def to_device(self, source: Tensor) -> Tensor:
@@ -268,8 +270,10 @@ def _cpu_name() -> str:
 
 
 def adds_to_fp32(device: torch.device) -> bool:
-    """Whether a product of 16-bit matrices can be added to an fp32 one: ``aten::addmm.dtype_out``
-    is CUDA's alone, also under ROCm (torch 2.11 to 2.13)."""
+    """Check whether a product of 16-bit matrices can be added to an fp32 one.
+
+    Only CUDA has ``aten::addmm.dtype_out``, also under ROCm (torch 2.11 to 2.13).
+    """
     return device.type == "cuda"
 
 

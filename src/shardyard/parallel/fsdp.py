@@ -1,4 +1,4 @@
-"""What of a model of a known family is gathered together, and how its experts are split."""
+"""Sharding by FSDP2: modules that are gathered together, the split of experts, and zero levels."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -36,21 +36,21 @@ from shardyard.parallel.uneven_gradients import uneven_gradients_of
 # Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 
 Placement = Callable[[nn.Parameter], Any]
-"""How a parameter is split; None: along its first dimension over all shards."""
+"""Function that returns a parameter's split. None: along its first dimension over all shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """What of a module is gathered together; all that is not named is one group more."""
+    """Modules that are gathered together, by group; all unnamed ones form one more group."""
 
     first: Sequence[nn.Module] = ()
-    """What computes before the blocks, a group each."""
+    """Modules that compute before the blocks, a group each."""
     blocks: Sequence[nn.Module]
     """A group each, so that one at a time is whole."""
     last: Sequence[nn.Module] = ()
-    """What computes after them, one group."""
+    """Modules that compute after the blocks, one group."""
     output_dtype: torch.dtype | None
-    """Of what the module returns; None: as it comes."""
+    """Format of the module's output. None: unchanged."""
     placement: Placement | None = None
 
 
@@ -111,7 +111,7 @@ class GradientSync:
         self._model = model
         self._zero = mesh.layout.zero
         self._sums: ReplicaSums | None = None
-        """Of a module that is not sharded."""
+        """Sums of a module that is not sharded."""
         if not isinstance(model, FSDPModule):
             self._sums = ReplicaSums(model, mesh.group("dp_replicate"))
         self._uneven = uneven_gradients_of(model)
@@ -156,11 +156,11 @@ class GradientSync:
 
 
 def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -> Tensor:
-    """Backward pass of each micro-batch's loss; adds up gradients. Returns the sum, fp64.
+    """Run the backward pass of each micro-batch's loss; add up gradients. Return the sum, fp64.
 
     Args:
-        losses: Each is computed when it is asked for, so that one forward pass is held at a time.
-        number: How many there are.
+        losses: Each is computed on demand, so that one forward pass is held at a time.
+        number: Number of losses.
     """
     total: float | Tensor = 0.0
     for index, loss in enumerate(losses):
@@ -173,9 +173,9 @@ def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -
 
 
 def summable(loss: Tensor) -> Tensor:
-    """A loss of a micro-batch in fp64, of which sums up to 2^33 come out the same in any order.
+    """Round a micro-batch's loss in fp64 so that sums up to 2^33 are the same in any order.
 
-    It is a multiple of 2^-20: that changes an fp32 number below 16 alone, by at most 5e-7.
+    It is a multiple of 2^-20: that changes only an fp32 number below 16, by at most 5e-7.
     """
     return (loss.double() * 2.0**20).round() / 2.0**20
 
@@ -194,9 +194,9 @@ def _groups(model: nn.Module) -> list[FSDPModule]:
 def _set_prefetch(groups: Sequence[nn.Module], prefetch: int) -> None:
     """Gather ``prefetch`` groups ahead, in their order and in the backward pass against it.
 
-    FSDP's own order of a backward pass is that of all forward passes since the last step: it would
-    gather the head of an earlier micro-batch behind the first block, and after the last backward
-    pass nobody reads it.
+    FSDP's own order of a backward pass is that of all forward passes since the last step. It
+    would gather the head of an earlier micro-batch behind the first block. After the last
+    backward pass, that head is unused.
     """
     ordered: list[FSDPModule] = [group for group in groups if isinstance(group, FSDPModule)]
     for index, group in enumerate(ordered):
@@ -237,7 +237,7 @@ def groups_of(
 
 
 def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement | None:
-    """How parameters are split that are not split along their first dimension over all shards."""
+    """Return the placement of parameters not split along their first dimension over all shards."""
     experts = {
         param for mlp in sparse_blocks(model, family).values() for param in mlp.experts.parameters()
     }
@@ -258,7 +258,7 @@ def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement
 
 
 def _even_dimension(param: nn.Parameter, *, ranks: int) -> Shard | None:
-    """Which dimension of experts is split: the first (None) if it divides, else another.
+    """Choose the dimension that splits experts: the first (None) if it divides, else another.
 
     Eight experts over 64 ranks would leave 56 of them without any.
     """

@@ -1,8 +1,9 @@
-"""The norm of the gradients of all ranks, in every layout.
+"""Norm of the gradients of all ranks, in every layout.
 
-torch adds up a tensor's squares in fp32, on a CPU one after the other: 1 M elements are 1e-5 off,
-128 M 1.4 %, and a share of them is off by less than the whole. So rows of a large tensor are added
-up apart, and their sums in fp64, which reads it once and copies nothing.
+torch adds up a tensor's squares in fp32, on a CPU one after the other: 1 M elements are
+1e-5 off, 128 M 1.4 %. A share of them is off by less than the whole. Rows of a large tensor
+are therefore added up separately, and their sums in fp64. This reads the tensor once and
+copies none of it.
 """
 
 import math
@@ -73,12 +74,12 @@ def _norms(parts: Sequence[Tensor]) -> tuple[dict[int, Tensor], Tensor]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor."""
+    """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def holders(param: Tensor) -> int:
-    """How many ranks hold the same part of a parameter; what is no DTensor all of them hold."""
+    """Count the ranks that hold the same part of a parameter; all ranks if it is no DTensor."""
     if not isinstance(param, DTensor):
         return dist.get_world_size() if dist.is_initialized() else 1
     sizes = zip(param.placements, param.device_mesh.shape, strict=True)
@@ -121,10 +122,12 @@ class ParamNorms:
         names: Collection[str] | None = None,
         tied_across_stages: Collection[str] = (),
     ) -> None:
-        """Args:
-        params: What this rank has, as it is split.
-        names: Parameters of all stages of a pipeline, the same on every rank; None: these alone.
-        tied_across_stages: Names of parameters that two pipeline stages hold, equal on both.
+        """Prepare the norm of these gradients.
+
+        Args:
+            params: Parameters of this rank, as they are split.
+            names: Parameters of all stages of a pipeline, the same on every rank; None: only these.
+            tied_across_stages: Names of parameters that two pipeline stages hold, equal on both.
         """
         names = params if names is None else names
         self._device = next((param.device for param in params.values()), torch.device("cpu"))

@@ -1,10 +1,10 @@
-"""Cross-entropy that holds little: one fp32 number a logit, also where ranks split the vocabulary.
+"""Cross-entropy with little memory: one fp32 number a logit, also where ranks split the vocabulary.
 
-torch's own keeps fp32 copies of the logits, of their log-probabilities and of their gradients, 12
-bytes a logit beside the logits; here the probabilities become the gradient in place. Where even
-that is too much, ``chunked_loss.py`` asks for some tokens at a time. Where the vocabulary is split
-no rank ever holds all logits: three numbers a token pass between the ranks, the largest logit, the
-sum of exponentials, and the logit of the target.
+torch's own keeps fp32 copies of the logits, of their log-probabilities and of their
+gradients: 12 bytes a logit on top of the logits. Here the probabilities become the gradient
+in place. Where even that is too much, ``compute_in_chunks`` handles some tokens at a time.
+Where the vocabulary is split, no rank ever holds all logits. Three numbers a token pass
+between the ranks: the largest logit, the sum of exponentials, and the logit of the target.
 
 Shape suffixes: N = tokens, v = this rank's part of the vocabulary.
 """
@@ -33,9 +33,9 @@ class VocabLoss:
     first: int = 0
     """Token id of this rank's first logit."""
     watch: Callable[[Tensor, Tensor], None] | None = None
-    """Shown all logits and targets beside, all at once or chunk by chunk."""
+    """Callback that gets all logits and targets too, all at once or chunk by chunk."""
     scale: LossScale = field(default_factory=LossScale)
-    """What all losses of the model begin their gradients with."""
+    """Scale at which all losses of the model begin their gradients."""
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum over predicted tokens in nats, fp32; 0 if none counts.
@@ -53,7 +53,7 @@ class VocabLoss:
 
     @torch.no_grad()
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of the predicted tokens, how many have the largest of their logits; fp64.
+        """Count the predicted tokens whose logit is the largest; fp64.
 
         Of equally large ones the first counts, as with ``argmax``.
         """
@@ -87,12 +87,12 @@ class VocabLoss:
 
 
 class _SavedForBackward(NamedTuple):
-    """What the gradient is made of."""
+    """Data from which the gradient is computed."""
 
     probability_Nv: Tensor
     """fp32; becomes the gradient in place."""
     column_N: Tensor
-    """Of the target, where this rank holds it."""
+    """Column of the target, where this rank holds it."""
     is_local_N: Tensor
     counts_N: Tensor
     """Whether a token has a target."""
@@ -168,13 +168,13 @@ def _gradient(saved: _SavedForBackward, weight_N: Tensor) -> Tensor:
 def compute_in_chunks(
     head: nn.Module, losses: VocabLoss, *, tokens: int, softcap: float | None = None
 ) -> None:
-    """Let a head that is told targets return the sum of its losses; without it returns logits.
+    """Let a head with targets return the sum of its losses; without targets it returns logits.
 
-    It stays the module that is called, so that its parameters are gathered, and its tokens under
-    tensor parallelism, once for all chunks.
+    It stays the module that is called. Its parameters, and its tokens under tensor parallelism,
+    are thereby gathered once for all chunks.
 
     Args:
-        tokens: Of one chunk.
+        tokens: Tokens of one chunk.
         softcap: Logits z become softcap tanh(z / softcap) before their losses; None: they do not.
     """
     assert isinstance(head, nn.Linear)
@@ -206,13 +206,13 @@ def loss_in_chunks(
     softcap: float | None = None,
     matrix_vD: Tensor | None = None,
 ) -> Tensor:
-    """Sum of the losses of ``x W^T + b`` in nats, fp32; gradients are made where they are wanted.
+    """Sum the losses of ``x W^T + b`` in nats, fp32; gradients are made where they are wanted.
 
     Args:
         x: Hidden state (..., D).
         targets: Token ids (...) or ``IGNORED``.
-        tokens: Of one chunk.
-        matrix_vD: What stands for the weight in products; None: itself.
+        tokens: Tokens of one chunk.
+        matrix_vD: Replacement of the weight in products; None: itself.
     """
     x_ND, targets_N = x.flatten(0, -2), targets.flatten()
     matrix_vD = (weight_vD if matrix_vD is None else matrix_vD).detach()
@@ -249,14 +249,14 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
 def _with_capped_gradient(
     logits_Cv: Tensor, softcap: float, losses: VocabLoss, targets_C: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As ``VocabLoss.with_gradient``, the gradient by the logits before the cap."""
+    """Compute ``VocabLoss.with_gradient`` with the gradient by the logits before the cap."""
     capped_Cv = _capped(logits_Cv, softcap)
     loss, grad_Cv = losses.with_gradient(capped_Cv, targets_C)
     return loss, grad_Cv.mul_(1 - (capped_Cv / softcap).square_())
 
 
 class _Gradients:
-    """Of a hidden state, a head and its bias, chunk by chunk; None: not wanted."""
+    """Gradients of a hidden state, a head and its bias, chunk by chunk. None: not wanted."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class _Gradients:
         self._sum_v: Tensor | None = None
 
     def add(self, first: int, x_CD: Tensor, grad_Cv: Tensor) -> None:
-        """Those of a chunk that begins with token ``first``."""
+        """Add the gradients of a chunk that begins with token ``first``."""
         if self._grad_ND is not None:
             torch.mm(grad_Cv, self._matrix_vD, out=self._grad_ND[first : first + len(x_CD)])
         if self._weight is not None:

@@ -1,7 +1,7 @@
-"""How modules multiply by copies of their matrices, and add gradients to fp32 sums themselves.
+"""Modules that multiply by copies of their matrices, and add gradients to fp32 sums themselves.
 
-Which copies there are, and when they are made, is ``compute_copies.py``. Each product is there
-twice: for autograd, and for a compiler, to which a sum is given as it cannot make it.
+``ComputeCopies`` decides on the copies and when they are made. Each product exists twice:
+for autograd, and for a compiler, which receives the sum because it cannot create one.
 
 Shape suffixes: N = tokens, I and O = features in and out, V = vocabulary, D = width.
 """
@@ -35,21 +35,21 @@ class CastProduct(Protocol):
     def gradients_with_cast(
         self, grad: Tensor, x: Tensor, weight_IO: Tensor, /
     ) -> tuple[Tensor, Tensor]:
-        """Of x and of W."""
+        """Return the gradients of x and of W."""
 
 
 def matrix_of(module: nn.Module) -> Tensor:
-    """What a linear module multiplies by: its copy, or its weight."""
+    """Return the matrix by which a linear module multiplies: its copy, or its weight."""
     operand: Any = getattr(module, "compute_copy", module.weight)
     matrix: Tensor = operand
     return matrix
 
 
 def add_product(total: Tensor | None, grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """fp32 ``total`` + grad^T x, in place: a weight's gradient, rounded in its sum alone.
+    """Compute fp32 ``total`` + grad^T x, in place: a weight's gradient, rounded only in its sum.
 
-    On CUDA a product of 16-bit matrices adds to fp32. Elsewhere both are made fp32 first, which is
-    the same sum in another order, and moves more.
+    On CUDA a product of 16-bit matrices adds to fp32. Elsewhere both are made fp32 first, which
+    is the same sum in another order, and moves more.
     """
     if total is None:
         shape = (grad_NO.shape[1], x_NI.shape[1])
@@ -111,7 +111,7 @@ LINEAR = {
 
 @torch.library.custom_op("shardyard::add_product", mutates_args=("total", "has_sum"))
 def _add_in_graph(total: Tensor, has_sum: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
-    """As ``add_product``, for a compiler: it sees what changes, and not how.
+    """Add a product like ``add_product``, opaque to a compiler: it sees what changes, and not how.
 
     Args:
         has_sum: In host memory: whether ``total`` is a sum already; else it is overwritten.
@@ -182,7 +182,7 @@ class _Product(torch.autograd.Function):
 
 
 class _ProductInGraph(torch.autograd.Function):
-    """As ``_Product``, where a compiler reads it."""
+    """Product like ``_Product``, where a compiler reads it."""
 
     @staticmethod
     def forward(
@@ -211,7 +211,7 @@ class _ProductInGraph(torch.autograd.Function):
 
 
 class _Float8Product(torch.autograd.Function):
-    """As ``_Product``, in fp8: by W^T that was cast when it changed."""
+    """Product like ``_Product``, in fp8: by W^T that was cast when it changed."""
 
     @staticmethod
     def forward(
@@ -236,7 +236,7 @@ class _Float8Product(torch.autograd.Function):
 
 
 class _Float8ProductInGraph(torch.autograd.Function):
-    """As ``_Float8Product``, where a compiler reads it."""
+    """Product like ``_Float8Product``, where a compiler reads it."""
 
     @staticmethod
     def forward(
@@ -297,7 +297,7 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
 }
-"""Of parameters as gathered and of activations; fp8 is the format of products alone."""
+"""Format of gathered parameters and of activations; fp8 is the format of products only."""
 
 
 def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
@@ -328,7 +328,7 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
 def can_hold_copies(
     model: nn.Module, mesh: Mesh, recipe: Recipe, *, anywhere: bool = False
 ) -> bool:
-    """Whether a module, in which nothing has been replaced yet, is trained with copies.
+    """Check whether a module, in which no part has been replaced yet, is trained with copies.
 
     All of it is trained, in fp32, and each matrix is a linear module's or a table's.
 
@@ -378,7 +378,7 @@ class LowPrecisionCopies:
         self._float8 = float8
         self._copies: dict[str, Tensor] = {}
         self._seen: dict[str, int] = {}
-        """Of each copy, how often its weight had been changed when the copy was made."""
+        """Count of changes of each copy's weight when the copy was made."""
         self._modules_of: dict[str, list[nn.Module]] = {}
         """Modules that multiply by, or read, a matrix: several where it is tied."""
         self._in_float8: dict[str, Any] = {}
@@ -457,7 +457,7 @@ class LowPrecisionCopies:
 
 
 def low_precision_copies_of(model: nn.Module) -> LowPrecisionCopies | None:
-    """Those that a model computes with; None: it has none."""
+    """Return the copies that a model computes with. None if it has none."""
     copies: LowPrecisionCopies | None = getattr(model, "compute_copies", None)
     return copies
 

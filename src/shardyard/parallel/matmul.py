@@ -1,7 +1,7 @@
-"""How a matrix multiplies: a module may be given a product of another precision (`float8.py`).
+"""Matrix products of modules: a module may have one of another precision (``Float8Product``).
 
-Tensor parallelism multiplies outside of the module's own forward method, with its own idea of what
-is kept for the backward pass; so the two halves of a product can also be asked for one by one.
+Tensor parallelism multiplies outside of the module's own forward method, and keeps other
+tensors for the backward pass. It can therefore call the two halves of a product one by one.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class MatrixProduct:
         return F.linear(x, weight)
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x and of the weight, from that of the product."""
+        """Return the gradients of x and of the weight, from the gradient of the product."""
         return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
 
 
@@ -43,15 +43,16 @@ _EXACT = MatrixProduct()
 
 
 def matrix_product_of(module: nn.Module) -> MatrixProduct:
-    """What a linear module multiplies with."""
+    """Return the product with which a linear module multiplies."""
     matmul: MatrixProduct = getattr(module, "product", _EXACT)
     return matmul
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module computes as its kind does, with a weight that is a parameter of its own.
+    """Check whether a module computes as its kind does, with a weight that is its own parameter.
 
-    Else whoever multiplies by its weight instead of calling it would leave out what it adds.
+    Otherwise, code that multiplies by its weight instead of calling it would leave out what it
+    adds.
     """
     return (
         isinstance(module, kind)
@@ -62,7 +63,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def reject_wrapped(model: nn.Module, family: Family, *, blocks_only: bool) -> None:
-    """Refuse a whole model whose matrices are wrapped (LoRA, quantization, ...).
+    """Reject a whole model whose matrices are wrapped (LoRA, quantization, ...).
 
     Args:
         blocks_only: Not those of the table of tokens and the head.
@@ -105,7 +106,7 @@ _gradients = _float8_matmul.backward  # as a function, which a compiler reads
 
 
 class _BackwardContext(NamedTuple):
-    """What torchao's product keeps for its backward pass, as it asks for it."""
+    """Tensors and settings that torchao's product keeps for its backward pass, in its layout."""
 
     saved_tensors: tuple[Tensor, Tensor]
     linear_mm_config: LinearMMConfig
@@ -137,8 +138,11 @@ class Float8Product(MatrixProduct):
         return self.gradients_with_cast(grad, x, weight.t())
 
     def cast(self, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-        """W^T in fp8, as ``with_cast`` and as ``gradients_with_cast`` multiply it: the same
-        numbers, laid out for each. One scale a tensor alone: by rows they are other numbers."""
+        """Cast W^T to fp8, laid out for ``with_cast`` and for ``gradients_with_cast``.
+
+        Both have the same numbers. This holds only for one scale a tensor: by rows they are other
+        numbers.
+        """
         weight = self._config.cast_config_weight
         cast_IO: Tensor = hp_tensor_to_float8_dynamic(
             weight_OI.t(),
@@ -157,7 +161,7 @@ class Float8Product(MatrixProduct):
     def gradients_with_cast(
         self, grad: Tensor, x: Tensor, weight_IO: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of x and of the weight (O, I), by W^T, cast or not."""
+        """Return the gradients of x and of the weight (O, I), by W^T, cast or not."""
         kept = _BackwardContext((x, weight_IO), self._products, self._config)
         grad_x, grad_weight_t, *_ = _gradients(kept, grad)
         return grad_x, grad_weight_t.t()
@@ -194,7 +198,7 @@ def float8_matrices(
 
 
 def patch_compiler() -> None:
-    """Let inductor cast to fp8 as torchao needs it; nothing else is changed."""
+    """Let inductor cast to fp8 as torchao needs it; all else stays unchanged."""
     convert_to_float8_training(nn.Identity())
 
 

@@ -24,7 +24,7 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which of ``layout.data_ranks`` shares of the samples this rank reads."""
+        """Share of the samples that this rank reads, of ``layout.data_ranks``."""
         replica = self.dense.get_local_rank("dp_replicate")
         return replica * self.layout.dp_shard + self._fsdp_rank // self.layout.cp
 
@@ -59,7 +59,7 @@ class Mesh:
         return mesh.get_group(axis)
 
     def sharding(self, *, of_experts: bool = False) -> DeviceMesh:
-        """What ``fully_shard`` splits over: one axis, or replicas x shards."""
+        """Return the mesh that ``fully_shard`` splits over: one axis, or replicas x shards."""
         mesh, shards = self.dense, "fsdp"
         if of_experts and self.experts is not None:
             mesh, shards = self.experts, "expert_shard"

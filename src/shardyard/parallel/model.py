@@ -20,13 +20,13 @@ class ParallelModel:
     token_losses: VocabLoss
     """Sum of the losses of logits (B, l, V) against targets (B, l)."""
     loss_in_model: bool = False
-    """Whether the model, told targets, returns that sum itself (``parallel/loss.py``)."""
+    """Whether the model returns that sum itself when it gets targets (``parallel/loss.py``)."""
     accepts_document_starts: bool = False
-    """Whether it is told where documents begin (``models/attention.py``)."""
+    """Whether it takes the starts of documents (``models/attention.py``)."""
     router_weight: RouterWeight | None = None
-    """What the router losses of a mixture are weighed by in each step; None: it has no routers."""
+    """Weight of a mixture's router losses in each step. None if it has no routers."""
     statistics: Sequence[Statistics] = ()
-    """What its modules count beside the loss."""
+    """Counts of its modules next to the loss."""
     tokens_l: Tensor | None = None
     """Indices in a sample of the tokens of this rank; None: all."""
     pipeline: Pipeline | None = None
@@ -34,7 +34,7 @@ class ParallelModel:
 
     @property
     def roots(self) -> Sequence[nn.Module]:
-        """What is sharded as a whole: the stages of this rank, or the model."""
+        """Modules that are sharded as a whole: the stages of this rank, or the model."""
         return self.pipeline.modules if self.pipeline else [self.model]
 
     @property

@@ -39,12 +39,12 @@ class ActivationOffload:
         self._keeps_last = keeps_last
         self._out, self._back = CopyQueue(device), CopyQueue(device)
         self.moved_bytes = 0
-        """That have left the device so far."""
+        """Bytes that have left the device so far."""
         self._by_storage: dict[int, tuple[weakref.ref[Any], weakref.ref[_OffloadedStorage]]] = {}
         self._group: _Group | None = None
-        """Of the block that computes now."""
+        """Group of the block that computes now."""
         self._before: _Group | None = None
-        """Of the block before it."""
+        """Group of the block before it."""
 
     @contextmanager
     def around(self, block: nn.Module, *, is_first: bool, is_last: bool) -> Iterator[None]:
@@ -71,7 +71,7 @@ class ActivationOffload:
             self._release(group)
 
     def pack(self, tensor: Tensor) -> "Tensor | _Saved":
-        """What is kept instead of a tensor."""
+        """Return the object that autograd keeps instead of a tensor."""
         group = self._group
         if group is None or not self._is_moved(tensor, group):
             return tensor.detach()  # the tensor itself would keep what made it, and that keeps it
@@ -162,7 +162,7 @@ class _OffloadedStorage:
 
 
 class _Group:
-    """What one block keeps of one micro-batch."""
+    """Tensors that one block keeps of one micro-batch."""
 
     def __init__(self, block: nn.Module, before: "_Group | None", *, is_resident: bool) -> None:
         self._block = block
@@ -188,7 +188,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What autograd keeps instead of a tensor."""
+    """Handle that autograd keeps instead of a tensor."""
 
     storage: _OffloadedStorage
     group: _Group

@@ -45,7 +45,7 @@ _OF_STAGES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """Which rank of the pp axis has which stages."""
+    """Stages of each rank of the pp axis."""
 
     pp: int
     schedule: str
@@ -173,12 +173,12 @@ class Pipeline:
         return torch.stack(losses).detach().double().sum()
 
     def output(self, tokens_Bl: Tensor, *others: Tensor | None) -> Tensor | None:
-        """Forward pass of one micro-batch: what the model returns, where the last stage is.
+        """Run the forward pass of one micro-batch; return the output where the last stage is.
 
-        Ranks go on to their next micro-batch at once, so that several are under way.
+        Ranks continue with their next micro-batch at once, so that several are under way.
 
         Args:
-            others: What ``Inputs`` has beside the tokens.
+            others: The other fields of ``Inputs``, after the tokens.
         """
         x = tokens_Bl
         for index, stage in self._stages.items():
@@ -191,10 +191,10 @@ class Pipeline:
         return x if self._is_last else None
 
     def _sum_of_both_ends(self, table: Any) -> None:
-        """Give both copies of a tied table the gradient of the one that they stand for.
+        """Give both copies of a tied table the gradient of the table that they represent.
 
         As in Megatron-LM (Narayanan et al. 2021, arXiv:2104.04473) both are kept, and updated
-        alike; each rank has the same part of it as its partner at the other end.
+        alike. Each rank has the same part of it as its partner at the other end.
         """
         mine = table.grad.to_local() if isinstance(table.grad, DTensor) else table.grad
         other = torch.empty_like(mine)
@@ -243,7 +243,7 @@ def _joined(parts: tuple[Any, ...]) -> Any:
 
 
 def _same_loss(loss: Tensor, _aims: Tensor) -> Tensor:
-    """What the last stage returns, which torch's schedule takes for an output."""
+    """Return the last stage's loss, which torch's schedule takes for an output."""
     return loss
 
 
@@ -293,11 +293,12 @@ class _Stage(PipelineStage):
 
 
 def check_self_sends(setting: str, backend: str) -> None:
-    """Of stages on one rank that follow each other: up to 2.11 torch begins with a message from
-    each stage to the next, whoever has it.
+    """Reject gloo where consecutive stages share a rank.
+
+    Up to torch 2.11, torch first sends a message from each stage to the next, even on one rank.
 
     Raises:
-        RequestError: gloo knows no way from a rank to itself.
+        RequestError: gloo cannot send from a rank to itself.
     """
     if backend == "gloo" and torch_version() < (2, 12):
         raise RequestError(

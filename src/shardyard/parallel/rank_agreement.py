@@ -1,10 +1,11 @@
-"""What the ranks compare on the host: the order of gathers, unused parameters, and buffers.
+"""Comparison of ranks on the host: the order of gathers, unused parameters, and buffers.
 
-A module whose forward pass depends on its samples (experts in a Python loop, LayerDrop, branches)
-may call other modules on each rank. Collectives are matched by their order alone, so two ranks that
-gather different blocks would exchange them in silence if their sizes are equal, and abort or hang
-otherwise. So a rank that is about to gather something else than in the steps before first compares
-that with all others, and each step ends with one small exchange.
+A module whose forward pass depends on its samples (experts in a Python loop, LayerDrop,
+branches) may call other modules on each rank. Collectives are matched only by their order.
+Two ranks that gather different blocks would exchange them silently if their sizes are
+equal, and abort or hang otherwise. A rank that is about to gather something else than in
+the steps before therefore first compares that with all others. Each step ends with one
+small exchange.
 """
 
 import threading
@@ -23,9 +24,9 @@ from shardyard.parallel.host_group import host_group
 from shardyard.torch_private import change_count, group_timeout, non_persistent_buffers
 
 WAIT_S = 120.0
-"""How long a rank that leaves the usual order waits for the others to do the same."""
+"""Time that a rank that leaves the usual order waits for the others to do the same."""
 _SOON_S = 10.0
-"""How long a rank that evaluates waits for the others before it says so."""
+"""Time that a rank that evaluates waits for the others before it reports that."""
 _ALIKE = 2
 """Equal rounds after which a rank does not ask before it does the same again."""
 _END = "ends its backward pass"
@@ -34,7 +35,7 @@ _CHECKSUM_BYTES = 4
 
 
 class _Round:
-    """What is done between two points at which all ranks meet, and what was done there before."""
+    """Actions between two points at which all ranks meet, and the actions of the round before."""
 
     def __init__(self) -> None:
         self.previous: list[str] = []
@@ -71,7 +72,7 @@ class RankAgreement:
         self._remedy = remedy
         self._wait = timedelta(seconds=WAIT_S)
         self._rounds = {True: _Round(), False: _Round()}
-        """Of training, and of a forward pass without gradients."""
+        """Rounds of training, and of a forward pass without gradients."""
         self._evaluates = False
         # a rank may be in one of them while another is in the other, with another size
         self._actions = host_group(model)
@@ -248,6 +249,6 @@ def _counts(buffer: Tensor) -> bool:
 
 
 def checksum_of(tensor: Tensor) -> int:
-    """Of the bytes of a tensor; waits for the device."""
+    """Return the checksum of a tensor's bytes; waits for the device."""
     content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return zlib.crc32(content, zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode()))

@@ -32,7 +32,10 @@ _SAVED_OPERATORS = {
     *moe.SAVED_OPERATORS,
     *tensor.SAVED_OPERATORS,
 }
-"""What ``selective`` keeps: the costly results. Norms, activations and casts are made again."""
+"""Operators whose results ``selective`` keeps because they are costly.
+
+Norms, activations and casts are recomputed.
+"""
 
 
 def apply_recompute(

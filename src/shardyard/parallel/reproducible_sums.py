@@ -1,17 +1,19 @@
 """Gradients summed as 64-bit integers: the same bits on any number of ranks, in any order.
 
-What a micro-batch adds to a gradient is the same wherever it is computed; only the order in which
-ranks and micro-batches are added up differs. So each contribution is made whole multiples of a
-power of two, one for each parameter, and these are added up: over the micro-batches of a rank, over
-the ranks that split the parameter (once a step with zero 1, else once a micro-batch), and over
-replicas (once a step). Integer sums have no order.
+A micro-batch's contribution to a gradient is the same on every rank. Only the order in
+which ranks and micro-batches are added up differs. Each contribution is therefore rounded
+to whole multiples of a power of two, one for each parameter, and these are added up. The
+first sum is over the micro-batches of a rank. The second is over the ranks that split the
+parameter (once a step with zero 1, else once a micro-batch). The last is over replicas
+(once a step). Integer sums have no order.
 
-Bits of the 62: those that the number of summands takes, ``HEADROOM`` above the largest contribution
-of the step before, and all others below it. A step that exceeds the headroom is found by its
-largest contribution before anything is used, and computed again (``train/reproducible_step.py``).
+Bits of the 62: those that the number of summands takes, ``HEADROOM`` above the largest
+contribution of the step before, and all others below it. The largest contribution of a step
+shows whether it exceeds the headroom, before any sum is used. Such a step is computed again
+(``train/reproducible_step.py``).
 
-Gradients are taken by hooks on the parameters that FSDP gathers, before FSDP sees them: it finds
-none, and sums nothing.
+Hooks on the parameters that FSDP gathers take the gradients before FSDP sees them: it finds
+none, and sums none.
 """
 
 import math
@@ -29,7 +31,7 @@ from shardyard.parallel.gradients import local_part, placed_like
 from shardyard.parallel.mesh import Mesh
 
 BITS = 62
-"""Of a sum, without its sign; one more is left."""
+"""Bits of a sum, without its sign; one more is left."""
 HEADROOM = 10
 """Bits by which a contribution may exceed the largest one of the step before: 1,024 times."""
 LEAST_BITS = 32
@@ -38,7 +40,7 @@ MOST_SUMMANDS = 2 ** (BITS - HEADROOM - LEAST_BITS)
 """Micro-batches of a step."""
 
 _LARGEST_SHIFT = 127
-"""Of a power of two in fp32: a parameter whose gradients are all below 2^-76 keeps fewer bits."""
+"""Largest exponent of 2 in fp32. Parameters with all gradients below 2^-76 keep fewer bits."""
 
 
 class ExactGradients:
@@ -55,7 +57,7 @@ class ExactGradients:
         self._params = sharded
         self._is_first_replica = mesh.dense.get_local_rank("dp_replicate") == 0
         self.exponents: dict[str, int] = {}
-        """Of each parameter: its largest contribution in the last step was below 2^exponent."""
+        """Exponent per parameter: the last step's largest contribution was below 2^exponent."""
         self._largest: dict[str, Tensor] = {}
         self._groups = [
             _Group(self, found, mesh, only_last=mesh.layout.zero == 1)
@@ -84,8 +86,11 @@ class ExactGradients:
             group.flush()
 
     def largest(self) -> Tensor:
-        """Of this rank, fp64 (2, parameters): the largest contribution to each parameter, and the
-        largest element of what it has of the sum, both without sign; infinity for what is none."""
+        """Return the largest contribution to each parameter and the largest element of its sum.
+
+        Values are this rank's, fp64 (2, parameters), without sign. The sum is the part that this
+        rank has. Infinity marks values that are not finite.
+        """
         device = next(iter(self._params.values())).device
         zero = torch.zeros((), device=device)
         contributions = torch.stack([self._largest.get(name, zero) for name in self._params])
@@ -118,8 +123,10 @@ class ExactGradients:
             group.hand_over()
 
     def own(self, name: str) -> Tensor:
-        """What this rank answers for of a gradient that was handed over, flat: of replicas, the
-        first one answers."""
+        """Return the part of a handed-over gradient for which this rank is responsible, flat.
+
+        Of several replicas, the first is responsible.
+        """
         param = self._params[name]
         if param.grad is None or not self._is_first_replica:
             return torch.empty(0, device=param.device)
@@ -146,7 +153,7 @@ def bits_below(summands: int) -> int:
 def _gathered(
     model: nn.Module, sharded: Mapping[str, nn.Parameter]
 ) -> list[dict[str, tuple[nn.Parameter, nn.Parameter]]]:
-    """Of each group of FSDP: name -> the parameter as it is gathered and as it is split."""
+    """Map names to the gathered and the split parameter, for each group of FSDP."""
     groups: list[dict[str, tuple[nn.Parameter, nn.Parameter]]] = []
     left = dict(sharded)
     for module in model.modules():
@@ -165,7 +172,7 @@ def _gathered(
 
 @dataclass(frozen=True, kw_only=True)
 class _ParamRange:
-    """Where a parameter is in what a group sends: ranks x elements of a rank."""
+    """Place of a parameter in what a group sends: ranks x elements of a rank."""
 
     start: int
     each: int
@@ -175,7 +182,7 @@ class _ParamRange:
 
 
 class _Group:
-    """What is gathered together is summed together."""
+    """Parameters that are gathered together and summed together."""
 
     def __init__(
         self,
@@ -207,9 +214,9 @@ class _Group:
         self._arrived = 0
         self._is_done = False
         self._whole_RS: Tensor | None = None
-        """Of this rank, of all ranks' parts (ranks, size)."""
+        """Sum of this rank for all ranks' parts (ranks, size)."""
         self._sum_S: Tensor | None = None
-        """Of all ranks, of this rank's part (size)."""
+        """Sum of all ranks for this rank's part (size)."""
 
     def clear(self) -> None:
         """Forget what was added up."""
@@ -294,7 +301,7 @@ class _Group:
 # fit.
 
 _UNITS = tuple(2.0**exponent for exponent in (31, 0, -31, -62, -93))
-"""What one means in each place, largest first."""
+"""Value of one in each place, largest first."""
 _TOO_LARGE = 2.0**62
 
 PLACES = len(_UNITS) + 1

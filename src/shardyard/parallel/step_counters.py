@@ -1,4 +1,4 @@
-"""What modules count during a step beside the loss, and who looks on."""
+"""Counts of modules during a step next to the loss, and their observers."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,14 +19,14 @@ class Statistics(Protocol):
         """Numbers in a row; the same on all ranks."""
 
     def take(self, device: torch.device) -> Tensor:
-        """This rank's row (size,) since the last step, fp64; counting begins anew."""
+        """Return this rank's row (size,) since the last step, fp64, and restart the count."""
 
     def give_back(self, summed: Tensor, *, skipped: Tensor) -> Sequence[Tensor]:
         """Take the sum of the rows of all ranks.
 
         Args:
-            skipped: Whether the step is not applied; on the device, so that nobody waits for it.
-                What is kept from step to step must then stay as it was.
+            skipped: Whether the step is not applied; on the device, so that no code waits for it.
+                State that is kept from step to step must then stay as it was.
 
         Returns:
             The numbers for the step's line in metrics.jsonl, by the names in ``metrics``.
@@ -34,7 +34,7 @@ class Statistics(Protocol):
 
 
 class Watcher(Protocol):
-    """Whoever follows the backward passes of a step, micro-batch by micro-batch."""
+    """Observer of the backward passes of a step, micro-batch by micro-batch."""
 
     def before_backward(self, *, is_last: bool) -> None:
         """One comes."""

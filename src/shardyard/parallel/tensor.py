@@ -81,7 +81,7 @@ def shard_tensors(
 
 
 def token_share(tokens_L: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Of the tokens of a group, those whose residual stream this rank holds."""
+    """Return those tokens of a group whose residual stream this rank holds."""
     return tokens_L.chunk(mesh.size())[mesh.get_local_rank()]
 
 

@@ -1,11 +1,13 @@
 """Ranks whose gradients are of different parameters: a missing gradient is zero before any sum.
 
-As in torch's DistributedDataParallel with ``find_unused_parameters``: what no rank used keeps no
-gradient, so that neither weight decay nor momentum moves it. For modules of which nothing is known;
-in models of known families each parameter gets a gradient in every micro-batch.
+As in torch's DistributedDataParallel with ``find_unused_parameters``: a parameter that no
+rank used keeps no gradient, so that neither weight decay nor momentum moves it. This is for
+modules of unknown content. In models of known families each parameter gets a gradient in
+every micro-batch.
 
-With ZeRO 1 and 2 each rank gathers all blocks in one order, also those that it does not call. With
-ZeRO 3 a call gathers, so ranks must call the same blocks, which ``rank_agreement.py`` compares.
+With ZeRO 1 and 2 each rank gathers all blocks in one order, also those that it does not
+call. With ZeRO 3 a call gathers, so ranks must call the same blocks, which
+``rank_agreement.py`` compares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +93,7 @@ def handle_uneven_gradients(
 
 
 def uneven_gradients_of(model: nn.Module) -> UnevenGradients | None:
-    """What hangs on a model; None: all its parameters get a gradient on each rank."""
+    """Return a model's uneven gradients. None: all its parameters get a gradient on each rank."""
     attached: UnevenGradients | None = getattr(model, _NAME, None)
     return attached
 
@@ -146,8 +148,10 @@ class _GatherAll:
     def __init__(
         self, model: nn.Module, blocks: Sequence[FSDPModule], *, only_training: bool
     ) -> None:
-        """Args:
-        only_training: Whether nothing is sent, so that evaluations need not do it.
+        """Hook the gathers into a model and its blocks.
+
+        Args:
+            only_training: Whether no data is sent, so that evaluations need not do it.
         """
         self._blocks = blocks
         self._only_training = only_training

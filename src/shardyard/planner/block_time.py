@@ -31,19 +31,27 @@ EXPERT_IMBALANCE = 1.1
 published runs of Megatron-Bridge force it."""
 
 TENSOR_SKEW_S = 150e-6
-"""Ranks of a tensor group arrive at a collective this far apart: each is launched by a process of
-its own, and the last one counts. vTrain's table (VIA-Research/vTrain, data/ground_truth_single.csv)
-has some 0.1 to 0.6 ms a collective beyond what its bytes take; NVLink alone would need 0.03."""
+"""Time between the arrivals of a tensor group's ranks at a collective.
+
+A process of its own launches each rank, and the last one counts. vTrain's table
+(VIA-Research/vTrain, data/ground_truth_single.csv) has some 0.1 to 0.6 ms a collective
+beyond what its bytes take; NVLink on its own would need 0.03.
+"""
 
 HOST_S = {"eager": 9e-6, "fused": 20e-6, "compiled": 5e-6}
-"""Python's time to launch one operator and record it for the backward pass. Hand-fused ones are
-called through wrappers in Python (Megatron-LM's small models in vTrain's table take 2 to 3 ms a
-block and pass, whatever the work); compiled ones from generated code."""
+"""Python's time to launch one operator and record it for the backward pass.
+
+Hand-fused ones are called through wrappers in Python. Megatron-LM's small models in
+vTrain's table take 2 to 3 ms a block and pass, for any amount of work. Compiled ones are
+called from generated code.
+"""
 
 OVERLAP_TENSOR = 0.5
-"""Share of a tensor collective that stays when it is cut up and runs beside its product: async TP
-gains 9 % in bf16 and 16 % in fp8 where a quarter is communication (pytorch/torchtitan,
-benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md)."""
+"""Share of a tensor collective that stays when it is cut up and overlaps its product.
+
+Async TP gains 9 % in bf16 and 16 % in fp8 where a quarter is communication
+(pytorch/torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md).
+"""
 
 CONTEXT_HIDDEN = 0.5
 """Share of attention behind which the exchange of keys and values can hide."""
@@ -69,12 +77,12 @@ class Pass:
 
     @property
     def compute_s(self) -> float:
-        """What the device computes."""
+        """Time that the device computes."""
         return self.matmul_s + self.attention_s + self.elementwise_s
 
     @property
     def network_s(self) -> float:
-        """What it waits for its model group."""
+        """Time that the device waits for its model group."""
         return self.tensor_s + self.context_s + self.expert_s
 
     @property
@@ -161,7 +169,7 @@ class BlockTimes:
     # --- one block ------------------------------------------------------------------------------
 
     def shares(self, pp: int) -> BackwardShares:
-        """What of the backward passes is made: by the last stage of a pipeline."""
+        """Return the shares of the backward passes that the last stage of a pipeline computes."""
         return backward_shares(self.trained, blocks_by_stage(self.shape, pp)[-1])
 
     def _block(self, tp: int, cp: int, ep: int, micro_batch: int, pp: int) -> tuple[Pass, Pass]:
@@ -199,10 +207,11 @@ class BlockTimes:
         return forward, backward
 
     def _adapters(self, tp: int, tokens: int) -> tuple[float, float, int]:
-        """Of a block's adapters: seconds of a product in each direction, bytes moved and kernels.
+        """Return the time of a block's adapters.
 
-        What B returns is scaled and added to what the matrix does: five reads and writes; a dropped
-        input takes three, and some ten integer operators for its mask.
+        It gives seconds of a product in each direction, bytes moved and kernels. The output of B is
+        scaled and added to the output of the matrix: five reads and writes. A dropped input takes
+        three, and some ten integer operators for its mask.
         """
         adapters = None if self.trained is None else self.trained.adapters
         if adapters is None:

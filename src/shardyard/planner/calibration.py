@@ -1,9 +1,10 @@
-"""What was measured, in place of what a catalogue says: links, rates of a device, a step's time.
+"""Measurements that replace catalogue values: links, rates of a device, a step's time.
 
-Four kinds of measurement are read: a table of all-reduces gives a link
-(``planner/measured_network.py``); a short profile of one step, or a file of ceilings
-(``planner/calibration.py``), gives what matrix products and memory reach, the latter attention
-as well; the folder of a run gives one factor, its measured step over the step its plan predicted.
+Four kinds of measurement are read. A table of all-reduces gives a link
+(``planner/measured_network.py``). A short profile of one step, or a file of ceilings
+(``planner/calibration.py``), gives what matrix products and memory reach, the latter
+attention as well. The folder of a run gives one factor, its measured step over the step its
+plan predicted.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class DeviceCeilings:
     source: str
     """Name of the file."""
     device: str
-    """As its driver prints it."""
+    """Name of the device as its driver prints it."""
     product_flops_per_s: float | None
     """bf16 products of a block, forward and backward."""
     fp8_flops_per_s: float | None
@@ -58,7 +59,7 @@ class DeviceCeilings:
     attention_both_flops_per_s: float | None
     """Forward and backward."""
     bandwidth_bytes_per_s: float | None
-    """Of an element-wise kernel, read and written."""
+    """Bandwidth of an element-wise kernel, read and written."""
     to_host_bytes_per_s: float | None
     """To pinned host memory."""
 
@@ -143,17 +144,17 @@ PROFILE_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """What one device reached in a short profile of one step; None: not measured."""
+    """Rates that one device reached in a short profile of one step. None: not measured."""
 
     source: str
     """Name of the file."""
     device: str
-    """As its driver prints it."""
+    """Name of the device as its driver prints it."""
     number_format: str
     matmul_flops_per_s: float | None
-    """Of the large matrix products."""
+    """Rate of the large matrix products."""
     bandwidth_bytes_per_s: float | None
-    """Of the element-wise kernels, read and written."""
+    """Bandwidth of the element-wise kernels, read and written."""
     kernel_s: float | None
     """Start and drain of one kernel."""
 
@@ -198,22 +199,22 @@ class StepProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What replaces the catalogue's; None: the catalogue stands."""
+    """Replacements of catalogue values. None: the catalogue's value is used."""
 
     link_inside: Link | None = None
     link_between: Link | None = None
     matmul_share: float | None = None
-    """Of the datasheet's peak, what large matrix products reach."""
+    """Share of the datasheet's peak that large matrix products reach."""
     bandwidth_share: float | None = None
-    """Of the datasheet's memory bandwidth, what element-wise kernels reach."""
+    """Share of the datasheet's memory bandwidth that element-wise kernels reach."""
     attention_flops_per_s: float | None = None
-    """Of attention's forward pass."""
+    """Rate of attention's forward pass."""
     kernel_s: float | None = None
     """Start and drain of one kernel."""
     step_scale: float | None = None
     """Measured time of a step over predicted."""
     sources: tuple[str, ...] = ()
-    """What was measured and where that stands, a line each."""
+    """Measurements and their sources, a line each."""
 
 
 def combined(parts: Sequence[Calibration]) -> Calibration:

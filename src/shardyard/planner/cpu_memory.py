@@ -6,8 +6,11 @@ from shardyard.planner.memory import Fit, MemoryEstimate, Term, fit
 from shardyard.units import format_bytes
 
 CPU_PROCESS_BYTES = 340 * 2**20
-"""Resident memory of one process that has imported torch and transformers and computed nothing:
-330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
+"""Resident memory of an idle process that has imported torch and transformers.
+
+It is 330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some
+for gloo.
+"""
 
 PARKED_BYTES = 90 * 2**20
 """Resident memory that a parked process shares with no other: 34 MiB, with model.compile 86, with
@@ -25,7 +28,7 @@ modelled."""
 
 
 def on_cpu(needed: MemoryEstimate, *, snapshots: int, has_standby: bool) -> MemoryEstimate:
-    """Where ranks compute in host memory, a rank's memory is its process's.
+    """Add the process's memory to a rank's, where ranks compute in host memory.
 
     Args:
         snapshots: Copies that elastic.snapshot_every keeps, and elastic.snapshot_neighbour of a

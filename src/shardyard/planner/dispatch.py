@@ -1,6 +1,7 @@
-"""What is planned, text or images: the one place where the two kinds of a step part.
+"""Dispatch by kind of step, text or images: the one place where the two differ.
 
-Whoever plans, searches layouts or compares offers asks here, and needs to know neither.
+Code that plans, searches layouts or compares offers calls this module, and need not know
+the kind.
 """
 
 from typing import Literal, assert_never
@@ -44,7 +45,7 @@ def work_of(recipe: Recipe, model: Model, layout: Layout, cluster: ClusterHardwa
 
 
 def unit_of(work: Work) -> Literal["token", "image"]:
-    """What rates, FLOP and prices are counted by."""
+    """Return the unit of rates, FLOP and prices."""
     return "token" if isinstance(work, Workload) else "image"
 
 
@@ -88,7 +89,7 @@ def flops_of(work: Work) -> dict[str, float]:
 
 
 def traffic_of(work: Work) -> tuple[Term, ...]:
-    """What the busiest rank sends in a step."""
+    """Return what the busiest rank sends in a step."""
     match work:
         case Workload():
             return traffic_terms(work)
@@ -99,7 +100,7 @@ def traffic_of(work: Work) -> tuple[Term, ...]:
 
 
 def savings_of(work: Work, *, on_cpu: bool) -> tuple[Saving, ...]:
-    """The settings that spare a rank most, and change nothing of what is learnt."""
+    """Return the settings that save a rank most memory and do not change the training result."""
     match work:
         case Workload():
             return savings(work, on_cpu=on_cpu)
@@ -132,7 +133,7 @@ def work_with(work: Work, layout: Layout, *, micro_batch: int, recompute: Recomp
 
 
 def snapshot_bytes_of(work: Work) -> float:
-    """What snapshots of one rank take in host memory, with the copies on its neighbour."""
+    """Return the host memory of one rank's snapshots, with the replicas on its peer."""
     match work:
         case Workload():
             return snapshot_bytes(work)

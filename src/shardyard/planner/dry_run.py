@@ -1,8 +1,8 @@
-"""What a rank would allocate, asked of the real model on fake devices, in a process of its own.
+"""Allocation of a rank, measured with the real model on fake devices, in a process of its own.
 
-The question needs torch, which the control half never imports; the answer is one line of JSON, and
-before it stands a line for each phase (`train/dry_run.py`). It is slower than
-``planner/memory.py`` by a factor of a hundred thousand, and what that is checked against.
+The process needs torch, which the control half never imports. It answers with one line of
+JSON, after a line for each phase (`train/dry_run.py`). It is slower than
+``planner/memory.py`` by a factor of a hundred thousand, and serves to check that module.
 """
 
 import json
@@ -28,8 +28,10 @@ _TIMEOUT_S = 900.0
 
 
 OnPhase = Callable[[str, int, int], None]
-"""Is told of each phase as it begins: its name, how many there were before it, and of how many; 0:
-not known yet."""
+"""Callback for each phase as it begins.
+
+Its arguments are the name, the number of earlier phases, and the total; 0: not known yet.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class PhasePeak:
     micro_batch: int
     """From 1; 0 in the optimizer step."""
     operator: str
-    """That allocated last, by torch's name."""
+    """Operator that allocated last, by torch's name."""
     bytes: int
     terms: dict[str, int]
     """Bytes by what they are for; they add up to ``bytes``. Every term is there, some are 0:
@@ -51,16 +53,16 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What the tensors of rank 0 take in a step, as the CUDA caching allocator rounds them."""
+    """Memory of rank 0's tensors in a step, as the CUDA caching allocator rounds them."""
 
     moments: tuple[PhasePeak, ...]
     """In the order of the step."""
     attention: str
     """``flash``, or ``unfused`` where the matrix of scores is written to memory."""
     micro_batches: int
-    """How many were run: those after the second allocate what the second did."""
+    """Micro-batches that were run: those after the second allocate what the second did."""
     seconds: float
-    """That it took, without the start of its process."""
+    """Duration of the dry run, without the start of its process."""
     torch: str
     """Version."""
 
@@ -89,8 +91,8 @@ def dry_run(
     Args:
         recipe: Without any ``auto`` in data, optim, precision and memory.
         layout: Wins over the degrees in ``recipe.parallel``.
-        on_phase: None: nobody is told how far it is.
-        program: What answers.
+        on_phase: None: progress is not reported.
+        program: Command that answers.
 
     Raises:
         RecipeError: The training half cannot build this model or layout yet.
@@ -114,7 +116,7 @@ def _untold(_phase: str, _done: int, _of: int) -> None:
 
 
 def _output(program: Sequence[str], request: str, on_phase: OnPhase) -> str:
-    """The last line of what the program prints; those of phases are told as they come."""
+    """Return the last line that the program prints; lines of phases are reported as they come."""
     on_phase("starting torch", 0, 0)
     last, is_late = "", Event()
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as said:
@@ -155,7 +157,7 @@ def _output(program: Sequence[str], request: str, on_phase: OnPhase) -> str:
 
 
 def _phase(line: str) -> tuple[str, int, int] | None:
-    """What a line says of the phase that begins; None: it is no such line."""
+    """Read the phase that a line announces. None if it is another line."""
     try:
         content = parse_json(line)
         return content["phase"], content["done"], content["of"]

@@ -38,7 +38,7 @@ class NoProgressError(RequestError):
 
 @dataclass(frozen=True, kw_only=True)
 class TimeShares:
-    """What wall time goes into; the four shares sum to 1."""
+    """Shares of wall time; all four sum to 1."""
 
     productive: float
     """ETTR: work that is not lost again."""
@@ -46,7 +46,7 @@ class TimeShares:
     lost_work: float
     restart: float
     failures_per_s: float
-    """Of wall time."""
+    """Failures per second of wall time."""
     method: Literal["formula", "simulation"]
     reason: str
 
@@ -108,9 +108,9 @@ def simulated_shares(
     lag_s: float,
     seed: int = 0,
 ) -> TimeShares:
-    """As ``formula_shares``, by playing one life after another: restart, train, save, fail.
+    """Compute ``formula_shares`` by simulating one life after another: restart, train, save, fail.
 
-    Failures are Poisson and also strike restarts, which then begin anew.
+    Failures are Poisson and also strike restarts, which then begin again.
 
     Raises:
         NoProgressError: The run would not advance.
@@ -197,12 +197,12 @@ in one direction."""
 
 @dataclass(frozen=True, kw_only=True)
 class SaveCost:
-    """What one checkpoint costs."""
+    """Cost of one checkpoint."""
 
     bytes: float
     """On disk, all ranks."""
     blocking_s: float
-    """As long as training waits for it."""
+    """Time that training waits for it."""
     write_s: float
     """From then until it is durable; 0 where saving is synchronous."""
 
@@ -236,14 +236,17 @@ class RestartPhase:
 
 
 SILENT_SHARE = 5_948 / (38_236 + 5_948)
-"""Of failures, those that no process dies of (hangs, mostly): found by their ranks not moving.
-Source: ByteRobust, SOSP 2025 (second hand): 5,948 implicit beside 38,236 explicit failures."""
+"""Share of failures without a dying process (hangs, mostly), found because ranks do not move.
+
+Source: ByteRobust, SOSP 2025 (second hand): 5,948 implicit next to 38,236 explicit
+failures.
+"""
 
 POLL_S = 0.1
 """Between two looks of the agent at its workers (``elastic/agent.py``)."""
 
 NODE_SILENT_S = 3.0
-"""Until a node whose agent says nothing counts as gone (``elastic/group.py``)."""
+"""Silence of a node's agent after which the node counts as gone (``elastic/group.py``)."""
 
 TEARDOWN_S = 0.5
 """Destroying process groups; workers are killed, so no kernel is waited for.
@@ -258,12 +261,17 @@ PUBLISHED_RESTARTS = ((16.0, 310.0), (256.0, 292.0), (2304.0, 1350.0))
 its baselines."""
 
 PUBLISHED_IN_PLACE = ((16.0, 50.0), (256.0, 47.0), (2304.0, 120.0))
-"""The same where processes are made anew on nodes that stay, without the job: the results beside
-those baselines; the last is "under 2 min"."""
+"""(GPUs, seconds) where processes are restarted on nodes that stay, without the job.
+
+These are the results next to those baselines; the last is "under 2 min".
+"""
 
 PARKED_SAVES_S = 0.421 - 0.254
-"""Of a restart in place, by processes that wait ready: 0.25 s and not 0.42 s for llama-tiny on 2
-CPU processes (restart-phases-20261123.json). On accelerators nothing of it is measured."""
+"""Time that standby workers save in a restart in place.
+
+It takes 0.25 s and not 0.42 s for llama-tiny on 2 CPU processes
+(restart-phases-20261123.json). It has not been measured on accelerators.
+"""
 
 READ_BYTES_PER_S_PER_NODE = 2.3e12 / 40 / 48
 """1.2 GB/s: 48 nodes wrote BLOOM's 2.3 TB in 40 s, on GPFS over NVMe; reading is taken to be as
@@ -275,7 +283,7 @@ _HYPERPOD = "AWS ML blog 2025-12-15, HyperPod checkpointless training, and its b
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverySettings:
-    """What a run does about failures, as its recipe has it; by default as recipes are."""
+    """Settings of a run against failures, from its recipe; the defaults are the recipe's."""
 
     checkpoint_every: int | None = None
     """Steps; None: the best."""
@@ -284,7 +292,7 @@ class RecoverySettings:
     collective_timeout_s: float = 600.0
     snapshot_every: int | Literal["auto"] | None = None
     outlives_nodes: bool = False
-    """Whether the others go on from snapshots when a node is lost: the next one has its copy."""
+    """Whether other nodes continue from snapshots when one is lost: the next has its replica."""
     longest_mtbf_s: float = math.inf
     """Time between losses above which intervals grow no further."""
     has_standby: bool = False
@@ -293,7 +301,7 @@ class RecoverySettings:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "RecoverySettings":
-        """That of a recipe."""
+        """Return the recovery of a recipe."""
         elastic, every = recipe.elastic, steps_between_checkpoints(recipe)
         goes_on = isinstance(elastic.min_nodes, int) and elastic.min_nodes < recipe.cluster.nodes
         return cls(
@@ -319,7 +327,7 @@ class RecoverySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTier:
-    """Snapshots in memory: from them a run goes on while its agents live."""
+    """Snapshots in memory: a run continues from them while its agents live."""
 
     every: int
     """Steps."""
@@ -452,7 +460,7 @@ def _load(
 
 
 def _mean(*, node: float, process: float, node_share: float) -> float:
-    """Of what a lost node and a lost process cost."""
+    """Return the mean cost of a lost node and a lost process."""
     return node_share * node + (1 - node_share) * process
 
 
@@ -461,7 +469,7 @@ def _of_nodes(node_share: float) -> str:
 
 
 def first_init_s(devices: int) -> float:
-    """Seconds before the first step of a run: as a whole restart, and nothing to find or end."""
+    """Return the seconds before a run's first step: a restart without detection or teardown."""
     return max(RENDEZVOUS_S, log_log(devices, PUBLISHED_RESTARTS) - POLL_S - TEARDOWN_S)
 
 
@@ -473,13 +481,13 @@ def replay_phase(
     node_share: float = HARDWARE_SHARE,
     outlives_nodes: bool = False,
 ) -> RestartPhase:
-    """Work of one failure that is done again, on average.
+    """Compute the work of one failure that is done again, on average.
 
     Args:
         interval_s: Training time between two checkpoints.
-        durable_lag_s: From going on after a save until that save can be resumed from.
-        memory: Where a process is lost and no node, what is done since the last snapshot.
-        outlives_nodes: The same where a node is lost, whose neighbour has its snapshots.
+        durable_lag_s: Time from the end of a save's blocking until that save can be resumed from.
+        memory: Snapshots. If a process is lost and no node, only work since the last one is lost.
+        outlives_nodes: The same where a node is lost, whose peer has its snapshots.
     """
     lag = f" and {format_seconds(durable_lag_s)} until a save is durable" if durable_lag_s else ""
     seconds = interval_s / 2 + durable_lag_s

@@ -14,7 +14,7 @@ from shardyard.planner.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a step takes, of one rank and of all."""
+    """Needs of a step, for one rank and for all."""
 
     workload: Workload
     memory: MemoryEstimate

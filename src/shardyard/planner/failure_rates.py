@@ -1,9 +1,9 @@
-"""How often something fails, by size of the cluster, and how many spare nodes that asks for.
+"""Failure rates by size of the cluster, and the spare nodes that they require.
 
-Measured mean times between failures (MTBF) do not follow 1 / nodes from one cluster to the next: a
-shared cluster's jobs of 1,024 GPUs failed every 7.9 h, where its rate per node says 28.8 h. So the
-estimate goes through measured sizes, straight in log-log between them, and by 1 / nodes only
-outside. What other clusters' rates would give stands beside it, as a range.
+Measured mean times between failures (MTBF) do not follow 1 / nodes from one cluster to the
+next. A shared cluster's jobs of 1,024 GPUs failed every 7.9 h, where its rate per node says
+28.8 h. The estimate therefore interpolates between measured sizes, straight in log-log, and
+uses 1 / nodes only outside. The range that other clusters' rates would give is next to it.
 """
 
 import math
@@ -82,8 +82,10 @@ OPT 175B on 124 nodes, 7.5 h (the line says 8.2); ByteRobust on 1,200 to 2,048, 
 """
 
 HARDWARE_SHARE = 0.78
-"""Of failures, those that take a node away; the others restart on the nodes they had.
-Source: Llama 3 405B, arXiv:2407.21783, section 3.3.4 (confirmed or suspected hardware)."""
+"""Share of failures that take a node away; the others restart on the nodes they had.
+
+Source: Llama 3 405B, arXiv:2407.21783, section 3.3.4 (confirmed or suspected hardware).
+"""
 
 SPOT_RECLAIMED_A_MONTH = 0.20
 """Share of spot instances that AWS takes back within a month. Its Spot Instance Advisor has bands:
@@ -111,7 +113,7 @@ class Mtbf:
     """By the best published rate."""
     reason: str
     node_share: float = HARDWARE_SHARE
-    """Of failures, those that take a node away."""
+    """Share of failures that take a node away."""
 
 
 def estimate_mtbf(*, nodes: int, devices: int, hours_per_node: float | None = None) -> Mtbf:
@@ -163,7 +165,7 @@ def _measured_mtbf_s(size: float) -> float:
 
 
 def _between(size: float) -> str:
-    """Which anchors a size rests on, in words."""
+    """Name the anchors from which a size is estimated."""
     if size < ANCHORS[0].nodes or size > ANCHORS[-1].nodes:
         anchor = ANCHORS[0] if size < ANCHORS[0].nodes else ANCHORS[-1]
         return f"by 1 / nodes from {anchor.mtbf_hours:.3g} h ({anchor.source})"
@@ -205,7 +207,7 @@ def spare_nodes(
 
 
 def require_positive(where: str, **values: float) -> None:
-    """Refuse a value that is not a finite number above 0.
+    """Reject a value that is not a finite number above 0.
 
     Raises:
         RequestError: Names the first such value.
@@ -216,7 +218,7 @@ def require_positive(where: str, **values: float) -> None:
 
 
 def require_not_negative(where: str, **values: float) -> None:
-    """As ``require_positive``, and 0 is allowed."""
+    """Check values like ``require_positive``, and allow 0."""
     for name, value in values.items():
         if not (value >= 0 and math.isfinite(value)):
             raise RequestError(_out_of_range(where, name, value, "a finite number, 0 or more"))

@@ -1,8 +1,7 @@
-"""What failures will cost a run: how often, how often to save, and how long it takes with them.
+"""Cost of failures for a run: how often, how often to save, and how long it takes with them.
 
-Put together from ``failure_rates.py`` (how often), ``restart.py`` (what one costs) and
-``effective_time.py`` (what is left). Called once for a plan, not for every layout: a few
-milliseconds at most.
+Combines ``failure_rates.py`` (how often) and ``effective_time.py`` (the cost of one, and
+what is left). Called once for a plan, not for every layout: a few milliseconds at most.
 """
 
 import math
@@ -55,7 +54,7 @@ class FailureForecast:
     method: Literal["formula", "simulation"]
     method_reason: str
     restart: tuple[RestartPhase, ...]
-    """Of one failure, without ``replay``."""
+    """Phases of one restart, without ``replay``."""
     replay: RestartPhase
     """Work of one failure that is done again."""
     spare_nodes: int
@@ -83,7 +82,7 @@ class FailureForecast:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "FailureForecast":
-        """What ``dataclasses.asdict`` wrote, back."""
+        """Read what ``dataclasses.asdict`` wrote."""
         names = FailureForecast.__dataclass_fields__
         fields = {name: content[name] for name in names if name in content}
         fields["mtbf"] = Mtbf(**content["mtbf"])

@@ -1,4 +1,4 @@
-"""What fits a device as planned: the largest micro-batch, and the least recompute.
+"""Search for settings that fit a device: the largest micro-batch, and the least recompute.
 
 For ``optim.micro_batch: auto`` and ``memory.recompute: auto``.
 """
@@ -27,7 +27,7 @@ from shardyard.planner.workload import Recompute, Workload
 
 @dataclass(frozen=True)
 class ClusterMemoryFitter:
-    """What fits a recipe's machines, or else this one."""
+    """Search for settings that fit a recipe's machines, or else this one."""
 
     machine: Machine | None
     """None: it has not been looked at."""
@@ -122,7 +122,10 @@ class ClusterMemoryFitter:
 def _limit_bytes(
     recipe: Recipe, named: ClusterHardware | None, machine: Machine | None
 ) -> int | None:
-    """Of one accelerator; None: not known, or processes of a CPU, which share what there is."""
+    """Return the memory of one accelerator.
+
+    None if it is not known, or for processes of a CPU, which share its memory.
+    """
     if named is not None:
         return named.accelerator.memory_bytes
     if machine is None or recipe.cluster.device in ("cpu", "auto"):
@@ -131,7 +134,7 @@ def _limit_bytes(
 
 
 def _layout(recipe: Recipe) -> Layout | None:
-    """As the recipe says it once its degrees are known."""
+    """Return the recipe's layout once its degrees are known."""
     axes = recipe.parallel
     if axes.dp_replicate == "auto" or axes.dp_shard == "auto" or axes.zero == "auto":
         return None

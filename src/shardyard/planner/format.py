@@ -35,7 +35,7 @@ def candidate_name(candidate: Candidate) -> str:
 
 
 def fitting_words(search: Search) -> str:
-    """How many layouts fit: as the recipe is, and with further settings where none does."""
+    """Count the fitting layouts: as the recipe is, and with further settings if none fits."""
     if search.fitting:
         return f"{search.fitting:,} of {search.legal:,} legal layouts fit."
     none = f"None of {search.legal:,} legal layouts fits as the recipe is."
@@ -87,7 +87,7 @@ def unmeasured_words(reason: str) -> str:
 
 
 def mark_of(plan: Plan) -> str:
-    """Of its speed, time and price; empty: somebody timed the products that they rest on."""
+    """Mark a plan's speed, time and price as unmeasured; empty if the products were timed."""
     return UNMEASURED if plan.speed.unmeasured else ""
 
 
@@ -186,7 +186,7 @@ def _failures(plan: Plan) -> list[Row]:
 
 
 def _snapshots(plan: Plan) -> list[Row]:
-    """Of an elastic run alone."""
+    """Return the rows of snapshots, of an elastic run only."""
     if not plan.snapshots_reason:
         return []
     if not plan.snapshot_bytes:

@@ -1,8 +1,8 @@
-"""Which instance, how many of them: time and price of one run on everything that can be rented.
+"""Search for an instance type and a node count: time and price of one run on all rentable types.
 
-For each EC2 type with a price and known rates, and for each number of nodes, the fastest layout
-that fits is timed with its failures. What is cheaper and faster than another offer dominates it;
-the rest is the Pareto front. A deadline or a budget picks one.
+The search covers each EC2 type with a price and known rates, and each number of nodes. The
+fastest layout that fits is timed with its failures. An offer that is cheaper and faster
+than another dominates it; the rest is the Pareto front. A deadline or a budget picks one.
 """
 
 import math
@@ -36,7 +36,7 @@ class ClusterQuote:
     candidate: Candidate
     failures: FailureForecast
     usd_per_hour: float
-    """Of its nodes, as they are rented, without spare ones."""
+    """Price of its nodes, as they are rented, without spare ones."""
     unmeasured: str = ""
     """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
 
@@ -60,7 +60,7 @@ class ClusterQuote:
 
     @property
     def mark(self) -> str:
-        """Of its time and price; empty: somebody timed the products that they rest on."""
+        """Mark of an unmeasured time and price; empty if the products were timed."""
         return UNMEASURED if self.unmeasured else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class ClusterQuotes:
 
     @property
     def recommended(self) -> ClusterQuote:
-        """What is picked; else the fastest if there is a deadline, and the cheapest if not."""
+        """Picked offer; else the fastest if there is a deadline, and the cheapest if not."""
         return self.selected or self.quotes[-1 if self.has_deadline else 0]
 
     def to_json(self) -> dict[str, Any]:
@@ -126,16 +126,16 @@ def quote_clusters(
     Args:
         workload: Model, batch, formats and techniques.
         steps: Optimizer steps of the run, each of the workload's batch.
-        recovery: What the run does about failures.
+        recovery: The run's settings against failures.
         deadline_s: Longest wall time; the cheapest offer within it is picked.
         budget_usd: Highest price; the fastest offer within it is picked.
         names: Instance types to look at; none: all of the catalogue.
-        capacity: How nodes are rented: ``on-demand`` or ``spot``.
+        capacity: Kind of rental: ``on-demand`` or ``spot``.
         variants: The same training with other settings, of which the fastest counts.
-        reliefs: What is tried where nothing fits.
+        reliefs: Settings to try where no layout fits.
 
     Raises:
-        RequestError: Nothing can be rented that trains it.
+        RequestError: No instance that can be rented trains it.
     """
     quotes: list[ClusterQuote] = []
     passed: list[tuple[str, str]] = []
@@ -167,7 +167,7 @@ def quote_clusters(
 
 @dataclass(frozen=True, kw_only=True)
 class _QuoteRequest:
-    """What is asked of every instance type."""
+    """Request for every instance type."""
 
     workload: Work
     steps: int

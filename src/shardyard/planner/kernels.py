@@ -17,9 +17,12 @@ from shardyard.planner.calibration import Calibration
 from shardyard.planner.trainable_parameters import TrainableElements
 
 SUSTAINED_COOL = 0.90
-"""Of the best matrix product anybody timed, what the products of a step reach where power does not
-limit the clock: the best shape is not every shape. A100: Korthikanti et al. 2022 (arXiv:2205.05198,
-table 5), 22 B to 1 T parameters; mosaicml/llm-foundry's A100 tables."""
+"""Share of the best measured matrix product that a step's products reach at full clock.
+
+It applies where power does not limit the clock: the best shape is not every shape. A100:
+Korthikanti et al. 2022 (arXiv:2205.05198, table 5), 22 B to 1 T parameters;
+mosaicml/llm-foundry's A100 tables.
+"""
 
 SUSTAINED_HOT = 0.75
 """The same for parts that reach their power limit within seconds (Hopper, Blackwell and their
@@ -63,7 +66,7 @@ UNFUSED_SHARE = 0.5
 """Batched products of unfused attention, of the sustained rate: one small product a head."""
 
 BANDWIDTH = 0.90
-"""Of the datasheet's memory bandwidth, what element-wise kernels reach."""
+"""Share of the datasheet's memory bandwidth that element-wise kernels reach."""
 
 KERNEL_S = 4e-6
 """Start and drain of one kernel on the device."""
@@ -74,13 +77,13 @@ ROW_SCALED = (0.75, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What one device keeps up in one format."""
+    """Rates that one device sustains in one format."""
 
     flops_per_s: float
-    """Of large, well-shaped matrix products."""
+    """Rate of large, well-shaped matrix products."""
     flash_flops_per_s: float
     fused_flops_per_s: float
-    """Of attention's forward pass."""
+    """Rate of attention's forward pass."""
     bytes_per_s: float
     processors: int
     """Multiprocessors that share out the tiles."""
@@ -107,7 +110,7 @@ class Rates:
 
 
 def missing_rate(accelerator: Accelerator, compute: str) -> str | None:
-    """What no source gives of an accelerator, without which no time can be said; None: nothing."""
+    """Describe the rate that no source gives and that a time needs. None if all are known."""
     if accelerator.peak_flops_per_s(compute) is None:
         return f"the catalogue has no {compute} peak for {accelerator.name}"
     if accelerator.bandwidth_bytes_per_s is None:
@@ -144,7 +147,7 @@ def rates(accelerator: Accelerator, compute: str, calibration: Calibration | Non
 
 
 PROCESSORS = 128
-"""Stands in where a vendor does not say: it only rounds the waves of tiles."""
+"""Default where a vendor gives no number: it only rounds the waves of tiles."""
 
 
 # FLOP per token of a decoder-only transformer, forward and backward, in both conventions.

@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def fit(self) -> Fit:
-        """How near it comes to the memory of a device, or of its host."""
+        """Fit to the memory of a device, or of its host."""
         return self.host_short or fit(self.device_bytes, self.limit_bytes)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,21 +92,21 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What a search found."""
+    """Result of a search."""
 
     legal: int
     """Candidates that the model, the cluster and the batch allow."""
     fitting: int
-    """Of these, those that fit."""
+    """Count of candidates that fit."""
     best: tuple[Candidate, ...]
     """The fastest that fit, each of another layout; where none fits, the tight ones."""
     rejected: tuple[Rejected, ...]
     nearest: Candidate | None
-    """Where nothing fits and nothing is tight: what needs least memory."""
+    """Candidate that needs least memory, where none fits and none is tight."""
     more_legal: int = 0
     """Candidates with further settings, which are looked at where none fits as the recipe is."""
     more_fitting: int = 0
-    """Of these, those that fit."""
+    """Count of these candidates that fit."""
 
     @property
     def fits(self) -> bool:
@@ -126,7 +126,7 @@ _WorkT = TypeVar("_WorkT", Workload, ImageStep)
 
 
 class _Space(Protocol[_WorkT]):
-    """What is searched."""
+    """Space that is searched."""
 
     def ways(self) -> Iterator[tuple[tuple[Layout, Recompute], list[int]]]:
         """Layouts and recompute modes, each with its micro-batches, smallest first."""
@@ -135,7 +135,7 @@ class _Space(Protocol[_WorkT]):
         """The same model and batch in this way."""
 
     def device_bytes(self, work: _WorkT) -> float:
-        """What the driver shows at the peak."""
+        """Return the memory at the peak, as the driver shows it."""
 
     def parts(self, work: _WorkT) -> Parts:
         """Seconds of a step."""
@@ -154,11 +154,11 @@ def search(
 
     Args:
         workload: Model, batch, formats and techniques; its layout, micro-batch and recompute mode
-            are what is searched.
+            are searched.
         best: Candidates to return.
         breadth: ``usual`` leaves out what seldom wins, for a search over many clusters: dp_shard
             other than all data ranks or a node, cp on short samples, deep pipelines.
-        reliefs: Further settings that are tried where nothing fits without.
+        reliefs: Further settings that are tried where no layout fits without.
 
     Raises:
         RequestError: No source gives the rates of the device, or no layout is legal.
@@ -182,7 +182,7 @@ def search(
 def _with_reliefs(
     original: Search, others: Sequence[tuple[Relief, Search]], *, best: int
 ) -> Search:
-    """A search in which nothing fits, with what fits by further settings."""
+    """Extend a search without a fitting layout by what fits with further settings."""
     more = [
         replace(candidate, more=relief.settings)
         for relief, other in others
@@ -199,7 +199,7 @@ def _with_reliefs(
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
-    """What fits first, then what is fastest."""
+    """Order candidates: those that fit first, then by speed."""
     return not candidate.is_safe, candidate.step_s
 
 
@@ -273,10 +273,10 @@ def _searched(
 def nodes_that_fit(
     workload: Work, cluster: ClusterHardware, *, reliefs: Sequence[Relief] = (), most: int = 256
 ) -> tuple[int, Candidate] | None:
-    """Fewest nodes, by doubling, on which some layout fits, and the fastest one there.
+    """Find the fewest nodes, by doubling, on which some layout fits, and the fastest one there.
 
     Returns:
-        None: nothing fits within ``most`` nodes.
+        None: no layout fits within ``most`` nodes.
     """
     nodes = cluster.nodes * 2
     while nodes <= most:
@@ -346,7 +346,7 @@ class _TextSpace:
         return with_layout(self._workload, way[0], micro_batch=size, recompute=way[1])
 
     def device_bytes(self, work: Workload) -> float:
-        """What the driver shows at the peak."""
+        """Return the memory at the peak, as the driver shows it."""
         return device_of(peak(work)[0], work.layout, has_standby=work.techniques.has_standby)
 
     def parts(self, work: Workload) -> Parts:
@@ -399,7 +399,7 @@ def _legal(
 
 
 def _axes_of(layout: Layout) -> Axes:
-    """What makes a layout another one: where nothing is split, its zero level does not."""
+    """Return the axes that identify a layout; without a split, its zero level does not count."""
     zero = layout.zero if layout.dp_shard * layout.cp > 1 else 1
     return (layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.ep, zero)
 

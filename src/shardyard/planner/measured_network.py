@@ -62,11 +62,11 @@ class NcclRow:
 
 @dataclass(frozen=True, kw_only=True)
 class NcclTable:
-    """What one run of nccl-tests printed."""
+    """Output of one run of nccl-tests."""
 
     rows: tuple[NcclRow, ...]
     ranks: int | None
-    """As its header lists them; None: it was not copied."""
+    """Count of ranks that its header lists. None if the header was not copied."""
     ranks_per_node: int | None
     programs: tuple[str, ...]
     """Collectives whose program the text names."""
@@ -74,7 +74,7 @@ class NcclTable:
 
     @property
     def average_busbw_gbs(self) -> float:
-        """As nccl-tests print it: of all rows, out of place and in place."""
+        """Average that nccl-tests prints: of all rows, out of place and in place."""
         both = [value for row in self.rows for value in (row.out_busbw_gbs, row.in_busbw_gbs)]
         return sum(both) / len(both)
 
@@ -136,9 +136,9 @@ def read_nccl_table(text: str) -> NcclTable | None:
 
 
 def _of_all_reduce(lines: Sequence[str]) -> Sequence[str]:
-    """The lines below the name of all_reduce_perf, up to another name; all where none is named.
+    """Return the lines below the name of all_reduce_perf, up to another name; all if none is named.
 
-    What stands above the first name is that program's too.
+    Lines above the first name are that program's too.
     """
     begins = [
         (number, found[1]) for number, line in enumerate(lines) if (found := _PROGRAM.search(line))
@@ -350,7 +350,7 @@ def _numbers(
 
 
 def _check_rows(rows: Sequence[tuple[float, float]]) -> list[str]:
-    """What is wrong with sizes and times; what is no number is passed over."""
+    """List what is wrong with sizes and times; values that are no numbers are skipped."""
     if not rows:
         return ["no rows"]
     problems = [
@@ -377,9 +377,10 @@ def _one_value(lines: Sequence[Mapping[str, str]], name: str, path: Path) -> int
 
 
 def _ranks(numbers: Sequence[Mapping[str, float]], path: Path) -> int:
-    """Ranks n of an all-reduce: bus bandwidth over algorithm bandwidth is 2 (n - 1) / n.
+    """Compute the ranks n of an all-reduce: bus over algorithm bandwidth is 2 (n - 1) / n.
 
-    Both are printed to a hundredth of a GB/s, so the sizes of large groups cannot be told apart.
+    Both are printed to a hundredth of a GB/s, so the sizes of large groups are
+    indistinguishable.
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """

@@ -46,7 +46,7 @@ from shardyard.planner.workload import Workload
 from shardyard.units import format_bytes
 
 RULE_BYTES_PER_PARAMETER = 20
-"""The rule of the field, above; printed beside the terms so that a reader can check their sum."""
+"""Rule of the field, above; printed next to the terms so that a reader can check their sum."""
 
 RESERVED_SHARE = 1.12
 """Reserved over allocated: blocks that do not fit each other. torchtitan's published reserved
@@ -85,9 +85,9 @@ class MemoryEstimate:
     allocated_bytes: int
     """Tensors."""
     reserved_bytes: int
-    """What the allocator holds for them."""
+    """Bytes that the allocator holds for them."""
     device_bytes: int
-    """What the driver shows: with context and communicators."""
+    """Bytes that the driver shows: with context and communicators."""
 
     def term(self, name: str) -> int:
         """Bytes of one term; 0 if there is none of that name."""
@@ -96,7 +96,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How near a prediction comes to the memory there is: never a bare yes or no."""
+    """Distance of a prediction from the available memory: never a bare yes or no."""
 
     verdict: Literal["fits", "tight", "does not fit", "unknown"]
     reason: str
@@ -139,12 +139,12 @@ def peak(workload: Workload) -> tuple[float, int, int, MemoryBreakdown]:
 
 
 def reserved_of(allocated: float) -> float:
-    """What the allocator holds for so many bytes of tensors."""
+    """Return the bytes that the allocator holds for so many bytes of tensors."""
     return RESERVED_SHARE * allocated
 
 
 def device_of(allocated: float, layout: Layout, *, has_standby: bool) -> float:
-    """What the driver shows for so many bytes of tensors.
+    """Return the bytes that the driver shows for so many bytes of tensors.
 
     Args:
         has_standby: A second process waits on the device, with a context and no tensor.
@@ -192,28 +192,28 @@ def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
 
 
 class _StageState(NamedTuple):
-    """What one stage holds on one rank: parameters, before the data axes split them, and more."""
+    """Contents of one stage on one rank: parameters, before the data axes split them, and more."""
 
     layers: int
     block: float
-    """Of one of its blocks."""
+    """Parameters of one of its blocks."""
     table: float
-    """Of the embedding, or of the head."""
+    """Parameters of the embedding, or of the head."""
     has_head: bool
     elements: float
     """All parameters."""
     trained: StageTrained
-    """Of these."""
+    """Trained part of these parameters."""
     saved: float
     """Activations that each block keeps on the device, on average: bytes per token."""
     recomputed: float
-    """Those of a block while it is recomputed; 0 if none is."""
+    """Activations of a block while it is recomputed; 0 if none is."""
     flying: float
     """Passes whose activations are there at once."""
 
 
 def needs(w: Workload, stage: int) -> tuple[MemoryBreakdown, ...]:
-    """What each moment of a step needs, in the order of ``MOMENTS``."""
+    """Return the needs of each moment of a step, in the order of ``MOMENTS``."""
     held = _stage_state(w, stage)
     in_block, at_end = _in_block(w, held), _at_end(w, held)
     # without the head there is no loss: the most of a forward pass is that of a backward pass
@@ -320,12 +320,12 @@ def _head_gradient(w: Workload, state: _StageState) -> float:
 
 
 def _tokens(w: Workload) -> float:
-    """Of one pass on one rank."""
+    """Return the tokens of one pass on one rank."""
     return w.tokens / w.layout.cp
 
 
 def _saved_activations(w: Workload, state: _StageState) -> float:
-    """What all passes in flight have kept for their backward passes."""
+    """Return the bytes that all passes in flight keep for their backward passes."""
     return _tokens(w) * (state.trained.layers * state.saved * state.flying + _rotary_bytes(w))
 
 
@@ -338,7 +338,7 @@ def _recomputed_activations(w: Workload, state: _StageState) -> float:
 
 
 def _ends(w: Workload) -> float:
-    """What the norm after all blocks keeps, and the head."""
+    """Return the bytes kept by the norm after all blocks and by the head."""
     split = w.layout.tp if w.techniques.sequence_parallel else 1
     kept = _norm_bytes(w) / split
     if w.techniques.loss_chunk is not None:  # the gradient of what the head multiplies
@@ -397,7 +397,7 @@ def _rotary_bytes(w: Workload) -> float:
 
 
 def _score_bytes(w: Workload) -> float:
-    """Bytes per token that attention keeps beside q, k, v and its output."""
+    """Return the bytes per token that attention keeps in addition to q, k, v and its output."""
     heads, tech = w.shape.num_attention_heads, w.techniques
     if tech.attention != "unfused":
         has_mask = tech.mask and not (tech.uses_varlen and w.layout.cp == 1)
@@ -444,9 +444,10 @@ def saved_activation_bytes(w: Workload) -> tuple[float, float]:
 
 
 def _adapter_bytes(w: Workload) -> float:
-    """Bytes per token that the adapters of a block keep beside what the block does (LoRA).
+    """Return the bytes per token that a block's adapters keep in addition to the block (LoRA).
 
-    What A returns, which B multiplies; with dropout also what is left of each input, and its mask.
+    They are the output of A, which B multiplies; with dropout also what is left of each input,
+    and its mask.
     """
     adapters = None if w.trained is None else w.trained.adapters
     if adapters is None:

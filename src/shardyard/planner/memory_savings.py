@@ -1,4 +1,4 @@
-"""What a rank would need less under another setting: what to say when its memory runs out."""
+"""Savings of a rank's memory under other settings, reported when its memory runs out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from shardyard.planner.memory import peak
 from shardyard.planner.workload import Workload
 
 _LEAST_SHARE = 0.02
-"""Of the peak: what saves less is not worth a word."""
+"""Share of the peak below which a saving is not reported."""
 _MOST = 3
 _MOVED: tuple[Literal["activations", "optimizer"], ...] = ("activations", "optimizer")
 
@@ -23,10 +23,10 @@ class Saving:
 
 
 def savings(workload: Workload, *, on_cpu: bool) -> tuple[Saving, ...]:
-    """The settings that save most, largest first; none of them changes what is learnt.
+    """Return the settings that save most, largest first; none changes the training result.
 
     Args:
-        on_cpu: The device's memory is the host's, so that nothing is gained by moving there.
+        on_cpu: The device's memory is the host's, so that a move there gains no memory.
     """
     now = peak(workload)[0]
     found = [

@@ -1,4 +1,4 @@
-"""What offload and snapshots keep in host memory, and what a step moves there and back."""
+"""Host memory of offload and snapshots, and the bytes that a step moves there and back."""
 
 from typing import assert_never
 
@@ -23,7 +23,7 @@ def snapshot_bytes(w: Workload) -> float:
 
 
 def offloaded_bytes(w: Workload) -> float:
-    """What the rank's device is spared."""
+    """Return the bytes that offload saves on the rank's device."""
     offload, formats = w.techniques.offload, w.formats
     match offload:
         case "none":
@@ -57,7 +57,7 @@ def overlapped_transfer_bytes(w: Workload) -> float:
 
 
 def moved_for_update(w: Workload) -> float:
-    """Bytes that cross it for the update, when nothing else is computed."""
+    """Return the bytes that cross the host link for the update, without overlapping compute."""
     offload, formats = w.techniques.offload, w.formats
     match offload:
         case "none" | "activations":
@@ -82,7 +82,7 @@ def _owned_parameters(w: Workload) -> float:
 
 
 def _trained(w: Workload) -> float:
-    """Of these, what is trained."""
+    """Return the trained parameters of the first stage that one rank keeps."""
     trained = stage_trained(w, 0)
     return (
         _owned_parameters(w)
@@ -92,7 +92,7 @@ def _trained(w: Workload) -> float:
 
 
 def _frozen(w: Workload) -> float:
-    """What is not; adapters come to the model's parameters."""
+    """Return the frozen parameters that one rank keeps; adapters add to the model's parameters."""
     return _owned_parameters(w) - (0.0 if _has_adapters(w) else _trained(w))
 
 

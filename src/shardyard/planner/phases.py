@@ -50,7 +50,7 @@ class Phase(Protocol):
 
     @property
     def steps(self) -> int | None:
-        """Of the batch that it begins with; None: not known before the data is prepared."""
+        """Steps at the batch that it begins with. None: not known before the data is prepared."""
 
 
 def plan_phases(
@@ -63,7 +63,7 @@ def plan_phases(
     calibration: Calibration | None = None,
     epoch_samples: int | None = None,
 ) -> Plan:
-    """As ``plan``, before the data is prepared: ``steps`` may still be open."""
+    """Plan like ``plan``, before the data is prepared: ``steps`` may still be open."""
     plans = [
         replace(
             plan_recipe(

@@ -72,9 +72,9 @@ class Plan:
     memory_moment: str
     """When in a step the peak is."""
     reserved_bytes: int
-    """What the allocator holds at the peak."""
+    """Bytes that the allocator holds at the peak."""
     device_bytes: int
-    """What the driver shows at the peak."""
+    """Bytes that the driver shows at the peak."""
     memory_limit_bytes: int | None
     """Memory that one rank may fill; None: not known."""
     fits: str
@@ -102,19 +102,22 @@ class Plan:
     advances: bool = True
     """False: it fails more often than it can save (``failures_reason``): no time and no price."""
     network: str = ""
-    """What joins the nodes and why, where the recipe asks for less than they have."""
+    """Network between the nodes and its reason, where the recipe asks for less than they have."""
     measured: tuple[str, ...] = ()
-    """What of this was measured and not looked up."""
+    """Values that were measured and not looked up."""
     memory_savings: tuple[Saving, ...] = ()
-    """What other settings would spare a rank, most first."""
+    """Savings of a rank under other settings, most first."""
     unit: Literal["token", "image"] = "token"
-    """What ``seq_len``, rates, FLOP and prices count: of images a sample is one."""
+    """Unit that ``seq_len``, rates, FLOP and prices count; for images, a sample is one."""
     decoding: Decoding | None = None
-    """Of images: what the cores decode. None: of text, or the cores or the speed are not known."""
+    """Decoding rate of the cores, for images.
+
+    None for text, or if the cores or the speed are not known.
+    """
     epoch_samples: int | None = None
     """Training samples of a pass over the data; None: not known before it is prepared."""
     frozen_parameters: int = 0
-    """Of ``parameters``: those that are not trained."""
+    """Count of those ``parameters`` that are not trained."""
     snapshot_bytes: int = 0
     """Host memory of a node that copies of the state take, a neighbour's among them."""
     snapshots_reason: str = ""  # of an elastic run: why it takes snapshots, or none
@@ -123,7 +126,7 @@ class Plan:
 
     @property
     def trained_parameters(self) -> int:
-        """Of ``parameters``: those that have a gradient and optimizer state."""
+        """Count of those ``parameters`` that have a gradient and optimizer state."""
         return self.parameters - self.frozen_parameters
 
     def parameters_words(self) -> str:
@@ -145,7 +148,7 @@ class Plan:
         return f"{self.unit}s"
 
     def samples_words(self) -> str:
-        """What a step takes: ``1,024 samples x 4,096 tokens``, or ``1,024 images``."""
+        """Describe the input of a step: ``1,024 samples x 4,096 tokens``, or ``1,024 images``."""
         if self.unit == "image":
             return f"{self.samples_per_step:,} images"
         return f"{self.samples_per_step:,} samples x {self.seq_len:,} tokens"
@@ -266,7 +269,7 @@ class Plan:
         return f"{count} x {self.device}{nodes}"
 
     def to_json(self) -> dict[str, Any]:
-        """plan.json. ``peak_flops_per_s`` and the sums stand there too, for readers without us."""
+        """Return plan.json. It has ``peak_flops_per_s`` and the sums, for readers without us."""
         return {
             **asdict(self),
             "phases": [phase.to_json() for phase in self.phases],
@@ -396,7 +399,7 @@ def _layout(recipe: Recipe, model: Model, *, world_size: int, devices_per_node: 
 
 
 def _needed(workload: Work, *, is_cpu: bool) -> MemoryEstimate:
-    """Of a rank; on a CPU with what else its process holds."""
+    """Return the memory of a rank; on a CPU with everything else that its process holds."""
     needed, techniques = memory_of(workload), workload.techniques
     if not is_cpu:
         return needed
@@ -504,7 +507,7 @@ def with_links(cluster: ClusterHardware, calibration: Calibration | None) -> Clu
 def _failures(
     recipe: Recipe, timed: AnyEstimate | None, *, nodes: int, steps: int | None, nbytes: int
 ) -> tuple[FailureForecast | None, str, bool]:
-    """What failures will cost, or why that cannot be said; and whether the run would advance.
+    """Predict the cost of failures, or say why it is unknown, and whether the run would advance.
 
     Never keeps a run from starting.
     """
@@ -530,7 +533,7 @@ def _failures(
 
 @dataclass(frozen=True, kw_only=True)
 class _Devices:
-    """What a recipe computes on."""
+    """Devices on which a recipe computes."""
 
     cluster: ClusterHardware | None
     """Named by the recipe; None: this machine."""
@@ -538,7 +541,7 @@ class _Devices:
     accelerator: Accelerator | None
     name: str
     limit_bytes: int | None
-    """That one rank may fill."""
+    """Memory that one rank may fill."""
 
     def peak(self, number_format: str, *, override_tflops: float | None) -> Peak:
         return peak_of(

@@ -1,6 +1,7 @@
-"""What a change of a recipe does to its plan, in words: the difference of two plans, term by term.
+"""Effect of a change of a recipe on its plan, in words: the difference of two plans by term.
 
-Nothing is predicted here. Both plans are the planner's; what is said comes from their terms alone.
+This module predicts no values. Both plans are the planner's; the words come only from their
+terms. ``Advice`` holds the changes that a recipe could have.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from shardyard.planner.ranks import RankPlacement
 from shardyard.units import format_bytes, format_seconds
 
 NOTABLE = 0.01
-"""Share of the plan's memory or step from which a difference is told."""
+"""Share of the plan's memory or step from which a difference is reported."""
 
 IN_USE = "is what this recipe does"
 """The verdict on what is no change."""
@@ -41,7 +42,7 @@ Difference = tuple[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDiff:
-    """What becomes of a plan."""
+    """Effect on a plan."""
 
     verdict: str
     """Whether it helps, in a few words."""
@@ -54,7 +55,7 @@ class PlanDiff:
 
 
 def diff_plans(now: Plan, then: Plan, cluster: ClusterHardware | None) -> PlanDiff:
-    """What another plan of the same model and batch changes, and why.
+    """Describe what another plan of the same model and batch changes, and why.
 
     Args:
         cluster: Its links are named; None: not known.
@@ -112,7 +113,7 @@ def _sums(terms: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> list[Difference]:
-    """What is notably more or less, the largest first."""
+    """Return the notable changes, the largest first."""
     names = list(dict.fromkeys((*now, *then)))
     found = [(name, then.get(name, 0) - now.get(name, 0)) for name in names]
     notable = [(name, more) for name, more in found if abs(more) > NOTABLE * of]
@@ -145,7 +146,7 @@ def _time(now: Plan, then: Plan) -> str:
 
 
 def _sent(now: Plan, then: Plan, cluster: ClusterHardware | None) -> str:
-    """What each rank sends more or less in a step, and over which link."""
+    """Describe what each rank sends more or less in a step, and over which link."""
     before, after = _traffic(now, cluster), _traffic(then, cluster)
     most = max(sum(before.values()), sum(after.values()))
     parts = [
@@ -187,7 +188,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMeasurement:
-    """What a run measured."""
+    """Measurements of a run."""
 
     run_id: str
     steps: int
@@ -204,7 +205,7 @@ class Change:
 
     name: str
     what: str
-    """What is then done, whatever the model."""
+    """Action of the change, the same for every model."""
     settings: tuple[str, ...]
     """What to add to the recipe for it, as overrides."""
     plan: Plan | None
@@ -212,11 +213,11 @@ class Change:
     """Why there is no plan; empty where there is one."""
     effect: PlanDiff | None
     measured: RunMeasurement | None
-    """What the newest run with these settings measured; None: none is there."""
+    """Measurement of the newest run with these settings. None if there is none."""
 
     @property
     def note(self) -> str:
-        """What beside memory and time it changes: what is learnt, or how numbers are rounded."""
+        """Effect other than on memory and time: on the training result, or on rounding."""
         names = [setting.partition("=")[0] for setting in self.settings]
         if not all(map(may_change, names)):
             return "changes what is learnt"
@@ -240,13 +241,13 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What could be changed about a recipe, and what it would do."""
+    """Changes that a recipe could have, and their effects."""
 
     now: Plan
     """The plan that all are compared with; of a run with phases, of the one that needs most memory.
     """
     measured: RunMeasurement | None
-    """What the newest run of the very recipe measured."""
+    """Measurement of the newest run of this very recipe."""
     levers: tuple[Change, ...]
     techniques: tuple[Change, ...]
     ranks: RankPlacement
@@ -262,7 +263,7 @@ class Advice:
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
-    """Of a plan what is compared."""
+    """Return the numbers of a plan that are compared."""
     return {
         "layout": asdict(plan.layout),
         "micro_batch": plan.micro_batch,

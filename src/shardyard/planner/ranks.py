@@ -1,4 +1,4 @@
-"""Which rank is on which node and device, and where on each axis, as training will have it.
+"""Placement of ranks on nodes, devices and axes, as training will have it.
 
 By the shapes that ``parallel/mesh.py`` builds the meshes of (``config/layout.py``).
 """
@@ -16,16 +16,16 @@ class Axis:
     """One axis of a layout: its ranks are split into groups of ``degree``, ``stride`` apart."""
 
     name: str
-    """As settings call it; with cp ``dp_shard x cp``, over both of which parameters are split."""
+    """Name as in settings; with cp ``dp_shard x cp``, over both of which parameters are split."""
     degree: int
     stride: int
 
     def coordinate(self, rank: int) -> int:
-        """Where a rank is in its group, from 0."""
+        """Return the place of a rank in its group, from 0."""
         return rank // self.stride % self.degree
 
     def group(self, rank: int) -> int:
-        """Which group a rank is in; groups count by their first rank."""
+        """Return the group of a rank; groups count by their first rank."""
         return rank // (self.stride * self.degree) * self.stride + rank % self.stride
 
     def ranks(self, group: int) -> range:
@@ -48,12 +48,12 @@ class RankPlacement:
 
     @property
     def nodes(self) -> int:
-        """That they are on."""
+        """Count of the nodes that hold the ranks."""
         return -(-self.count // self.devices_per_node)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Those that are split, the slowest first."""
+        """Axes that are split, the slowest first."""
         layout = self.layout
         dense, experts = dense_shape(layout), expert_shape(layout)
         shards = "dp_shard x cp" if layout.cp > 1 else "dp_shard"

@@ -1,4 +1,4 @@
-"""What a search tries before it says that nothing fits: other settings of the same step."""
+"""Further settings of the same step that a search tries before it reports that no layout fits."""
 
 from dataclasses import dataclass
 

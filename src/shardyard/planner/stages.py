@@ -26,7 +26,7 @@ def block_elements(shape: ModelShape, layout: Layout) -> float:
 
 
 def expert_elements(shape: ModelShape, layout: Layout) -> float:
-    """Of these, the experts: ep deals them out, tp splits their inner width."""
+    """Return a block's expert parameters: ep deals experts out, tp splits their inner width."""
     return shape.num_experts * shape.expert_parameters / layout.ep / layout.tp
 
 
@@ -71,26 +71,26 @@ def _blocks_of(w: Workload, rank: int) -> list[int]:
 
 
 class StageTrained(NamedTuple):
-    """What one rank trains of what it holds, before the data axes split it."""
+    """Parameters that one rank trains, before the data axes split them."""
 
     elements: float
     """All parameters."""
     block: float
     """Most of any of its blocks."""
     table: float
-    """Of the embedding, or of the head: the larger."""
+    """Parameters of the embedding, or of the head: the larger."""
     unsplit: float
-    """Of all, those that every rank of tp holds."""
+    """Parameters that every rank of tp holds."""
     experts: float
-    """Of all, those of experts."""
+    """Parameters of experts, among all."""
     layers: int
     """Blocks with a backward pass."""
     gathers: int
-    """Of these, the inputs that tp gathers again, for the gradients of matrices."""
+    """Inputs of these blocks that tp gathers again, for the gradients of matrices."""
 
 
 def stage_trained(w: Workload, rank: int) -> StageTrained | None:
-    """Of one rank of the pp axis; None: it trains all that it holds."""
+    """Return the trained parameters of one rank of the pp axis. None: it trains all it holds."""
     trained, layout = w.trained, w.layout
     if trained is None:
         return None

@@ -1,4 +1,8 @@
-"""What logits take on a rank: of how many tokens they exist, and in which formats."""
+"""Memory of one rank's states and logits.
+
+States are parameters, gradients and optimizer state, as the data axes split them. For
+logits, it counts for how many tokens they exist, and in which formats.
+"""
 
 from dataclasses import replace
 from typing import Protocol
@@ -14,7 +18,7 @@ _CHUNKS = 8
 
 
 def with_logits(w: Workload, tokens: float) -> float:
-    """Of these tokens, those whose logits are computed."""
+    """Return the number of these tokens whose logits are computed."""
     return tokens if w.shape.is_causal else MASKED_SHARE * tokens
 
 
@@ -37,7 +41,7 @@ def logits_bytes(w: Workload, tokens: float) -> float:
 
 
 def logits_reason(w: Workload, tokens: int) -> str:
-    """What these bytes are, in words."""
+    """Describe these bytes in words."""
     chunk, entries = w.techniques.loss_chunk, w.shape.vocab_size // w.layout.tp
     if chunk is None or chunk >= tokens:
         return f"{tokens:,} tokens x {entries:,} entries: logits, log-probabilities, gradients"
@@ -68,7 +72,7 @@ class ShardedStep(Protocol):
 
     @property
     def techniques(self) -> Techniques:
-        """How the step is carried out."""
+        """Techniques of the step."""
 
     @property
     def micro_batches(self) -> int:
@@ -76,7 +80,7 @@ class ShardedStep(Protocol):
 
 
 class Parameters(Protocol):
-    """What one stage of the model holds on one rank, before the data axes split it."""
+    """Parameters of one stage of the model on one rank, before the data axes split them."""
 
     @property
     def layers(self) -> int:
@@ -92,7 +96,7 @@ class Parameters(Protocol):
 
     @property
     def trained(self) -> StageTrained:
-        """Of these."""
+        """Trained part of these parameters."""
 
 
 def shards(w: ShardedStep) -> int:
@@ -101,12 +105,12 @@ def shards(w: ShardedStep) -> int:
 
 
 def keeps_full_copy(w: ShardedStep) -> bool:
-    """Whether one rank keeps a copy of all that computes, and shards nothing."""
+    """Check whether one rank keeps a copy of all that computes, without shards."""
     return w.formats.keeping.copies_on_one_rank and w.layout.world_size == 1
 
 
 def splits_weights(w: ShardedStep) -> bool:
-    """Whether a rank holds its part alone of the weights between steps."""
+    """Check whether a rank holds only its part of the weights between steps."""
     return w.layout.zero >= w.formats.keeping.splits_weights_from
 
 
@@ -116,7 +120,7 @@ def splits_gradients(w: ShardedStep) -> bool:
 
 
 def parameters_bytes(w: ShardedStep, stage: Parameters) -> float:
-    """As they are held between steps."""
+    """Return the bytes of parameters as they are held between steps."""
     if w.techniques.offload == "params":
         return 0.0
     frozen = stage.elements - stage.trained.elements  # in the computing format: no master copy
@@ -172,7 +176,7 @@ def is_first_pass(w: ShardedStep) -> bool:
 
 
 def earlier_passes(w: ShardedStep) -> float:
-    """1 where gradients of earlier passes, or their buffers, are there beside a pass."""
+    """Return 1 if gradients of earlier passes, or their buffers, coexist with a pass."""
     return 0.0 if is_first_pass(w) else 1.0
 
 

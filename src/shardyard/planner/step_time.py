@@ -1,8 +1,8 @@
-"""Seconds of one training step, term by term: compute, exposed communication, what stands idle.
+"""Seconds of one training step, term by term: compute, exposed communication, idle time.
 
-A rank's step is its micro-batches, one after the other through its stage of the pipeline; what the
-data axes exchange runs beside them where the framework lets it, and the rest is exposed. The terms
-add up to the step.
+A rank's step is its micro-batches, one after the other through its stage of the pipeline.
+The exchange of the data axes overlaps them where the framework lets it, and the rest is
+exposed. The terms add up to the step.
 """
 
 from collections.abc import Mapping
@@ -28,16 +28,22 @@ from shardyard.planner.trainable_parameters import TrainableElements
 from shardyard.planner.workload import Formats, Recompute, Techniques, Workload
 
 BUSY = 0.12
-"""Collectives occupy processors and memory: compute slows by this share of the time they run
-beside it (NCCL takes 16 to 24 of the 108 to 132 multiprocessors)."""
+"""Slowdown of compute, as a share of the time that collectives overlap it.
+
+Collectives occupy processors and memory (NCCL takes 16 to 24 of the 108 to 132
+multiprocessors).
+"""
 
 OPTIMIZER_START_S = 1e-3
 """Gradient norm, clip, schedule: some small kernels and one all-reduce."""
 
 SLOWER_PER_DOUBLING = 0.005
-"""Of a step, lost with each doubling of the nodes that step together: the slowest counts, and more
-nodes hold a slower one. Weak scaling from 1 to 16 nodes: 97.7 % (pytorch/torchtitan,
-benchmarks/llama3_h100_202412_torchtitan.md), 98.4 % (mosaicml/llm-foundry, MPT-7B)."""
+"""Share of a step lost with each doubling of the nodes that step together.
+
+The slowest node counts, and more nodes include a slower one. Weak scaling from 1 to 16
+nodes: 97.7 % (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md), 98.4 %
+(mosaicml/llm-foundry, MPT-7B).
+"""
 
 ZERO_BUBBLE = 1 / 3
 """Bubble of a zero-bubble schedule against 1F1B's: forward, backward for inputs and backward for
@@ -121,7 +127,7 @@ class StepModel:
         )  # fmt: skip
         parameters = shape.parameters
         self._trained_share = 1.0 if trained is None else trained.parameters / parameters
-        """Of all parameters; stages are not told apart."""
+        """Trained share of all parameters, without a distinction of stages."""
         self._scale = (calibration.step_scale if calibration else None) or 1.0
 
     def parts(
@@ -206,7 +212,10 @@ class StepModel:
     def _gathered_s(
         self, layout: Layout, *, layers: float, passes: int, forward: float, backward: float
     ) -> float:
-        """Zero 3: each block is gathered twice and its gradient summed, beside the next one."""
+        """Return the exposed time of zero 3.
+
+        Each block is gathered twice and its gradient summed, while the next one computes.
+        """
         formats, tech, cluster = self.times.formats, self.times.techniques, self.cluster
         inner, outer = self._groups(layout)
         wire = 1.0 if tech.fp8_gather else formats.compute_bytes
@@ -276,7 +285,7 @@ class StepModel:
     def _offload_s(
         self, layout: Layout, *, micro_batch: int, passes: int, recompute: Recompute, work_s: float
     ) -> float:
-        """What is moved to the host and back and does not fit beside the work of the step."""
+        """Return the time of moves to the host and back that the work of the step does not hide."""
         times, link = self.times, self.cluster.accelerator.host_link_bytes_per_s
         if times.techniques.offload == "none" or link is None:
             return 0.0
@@ -296,7 +305,7 @@ def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:
 
 
 def terms_of(parts: Parts, reasons: Mapping[str, str]) -> tuple[TimeTerm, ...]:
-    """As ``step_terms``.
+    """Return the terms like ``step_terms``.
 
     Args:
         reasons: In place of the usual ones, by field.
@@ -309,7 +318,7 @@ def terms_of(parts: Parts, reasons: Mapping[str, str]) -> tuple[TimeTerm, ...]:
 
 
 def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques, share: float) -> Pass:
-    """What one block computes again, on average; ``share`` of them have a backward pass."""
+    """Return what one block recomputes on average; ``share`` of them have a backward pass."""
     if recompute == "none":
         return Pass(0.0, 0.0, 0.0, 0.0)
     if recompute == "attention":

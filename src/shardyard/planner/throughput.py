@@ -26,7 +26,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Predicted rate of all ranks together; None where nothing honest can be said."""
+    """Predicted rate of all ranks together. None where no honest prediction exists."""
 
     tokens_per_s: float | None
     reason: str
@@ -35,7 +35,7 @@ class Speed:
 
 
 UNMEASURED = "*"
-"""Marks a speed, time or price that rests on a rate of products that nobody measured."""
+"""Mark of a speed, time or price that rests on an unmeasured rate of products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Price:
     source: str
 
     def of(self, wall_s: float, *, nodes: int, spares: int) -> float | None:
-        """What so long a run costs, with spare nodes at the price of the others."""
+        """Return the cost of a run of this length, with spare nodes at the price of the others."""
         if self.usd_per_hour is None:
             return None
         return wall_s / 3600 * self.usd_per_hour * (nodes + spares) / nodes
@@ -108,7 +108,7 @@ def price_of(cluster: ClusterHardware | None) -> Price:
 
 
 def sum_or_none(values: Iterable[_Number | None]) -> _Number | None:
-    """Of all; None where one is not known."""
+    """Return the sum of all values. None if one is not known."""
     total: _Number | None = None
     for value in values:
         if value is None:

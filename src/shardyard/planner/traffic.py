@@ -1,13 +1,13 @@
 """Bytes a rank sends in a step over each mesh axis, as rings send them.
 
-Of n ranks each sends (n - 1) / n of a tensor to gather it, to sum and scatter it or to exchange it,
-and twice that to sum it everywhere. Told is the rank that sends most; what is really sent is
-counted by ``benchmarks/axis_traffic.py``.
+Of n ranks each sends (n - 1) / n of a tensor to gather it, to sum and scatter it or to
+exchange it, and twice that to sum it everywhere. The rank that sends most is reported.
+``benchmarks/axis_traffic.py`` counts the bytes that are really sent.
 
-Sources: Rajbhandari et al. 2020, arXiv:1910.02054, section 7 (each ZeRO level); Korthikanti et al.
-2022, arXiv:2205.05198, section 4.2 (tensor with sequence parallelism); Jacobs et al. 2023,
-arXiv:2309.14509 (exchange of heads); Narayanan et al. 2021, arXiv:2104.04473, section 3.2
-(pipeline); Rajbhandari et al. 2022, arXiv:2201.05596 (experts).
+Sources: Rajbhandari et al. 2020, arXiv:1910.02054, section 7 (each ZeRO level); Korthikanti
+et al. 2022, arXiv:2205.05198, section 4.2 (tensor with sequence parallelism); Jacobs et al.
+2023, arXiv:2309.14509 (exchange of heads); Narayanan et al. 2021, arXiv:2104.04473, section
+3.2 (pipeline); Rajbhandari et al. 2022, arXiv:2201.05596 (experts).
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from shardyard.planner.workload import Workload
 
 
 def traffic_terms(workload: Workload) -> tuple[Term, ...]:
-    """What the busiest rank sends in a step, by axis and collective.
+    """Return what the busiest rank sends in a step, by axis and collective.
 
-    Left out: the step's one small all-reduce of loss and norm, how many tokens go to which expert,
-    and evaluation.
+    Left out: the step's one small all-reduce of loss and norm, how many tokens go to which
+    expert, and evaluation.
     """
     last = workload.layout.pp - 1
     stages = {0, min(1, last), last}
@@ -40,7 +40,7 @@ def traffic_terms(workload: Workload) -> tuple[Term, ...]:
 
 
 def stage_traffic(workload: Workload, stage: int) -> tuple[Term, ...]:
-    """What a rank of one pipeline stage sends in a step."""
+    """Return what a rank of one pipeline stage sends in a step."""
     traffic = _Traffic(workload, stage)
     found = (
         *traffic.data(), *traffic.tensor(), *traffic.context(), *traffic.experts(),
@@ -57,7 +57,7 @@ class _Traffic:
         self.layers = rank_blocks(workload, stage)
         self.passes = workload.micro_batches
         self.tokens = workload.tokens / self.layout.cp
-        """Of a rank in one pass; tp splits them."""
+        """Tokens of a rank in one pass; tp splits them."""
         self.stream_bytes = self.tokens * self.shape.hidden_size * workload.formats.compute_bytes
         """The residual stream of these tokens."""
         self.recompute_share = _recomputed_share(workload)
@@ -122,7 +122,7 @@ class _Traffic:
         return tables * table_parameters(self.shape, self.layout) + small
 
     def _reused_gathers(self) -> float:
-        """Of these, what stays gathered from the forward to the backward pass."""
+        """Return the parameters outside of blocks that stay gathered until the backward pass."""
         if not self.is_last:
             return 0
         if self.shape.tie_word_embeddings:
@@ -175,15 +175,20 @@ class _Traffic:
         )
 
     def _recomputed_sums(self) -> float:
-        """Of the last sums of blocks the share that an adapter comes after, so that it is made
-        again with what the adapter needs."""
+        """Return the share of blocks whose last sum precedes an adapter.
+
+        That sum is then recomputed with the input of the adapter.
+        """
         adapters = None if self.w.trained is None else self.w.trained.adapters
         return 0.0 if adapters is None else adapters.at_end
 
     def _ends(self) -> float:
-        """Times that the residual stream is gathered or summed outside of blocks: the sum after the
-        table and its transpose, the gather before the head, its transpose and the one for the
-        gradient of its matrix; and what the lowest block with a backward pass passes to nobody."""
+        """Count the gathers and sums of the residual stream outside of blocks.
+
+        The first stage has the sum after the table and its transpose. The last has the gather
+        before the head, its transpose and the one for the gradient of its matrix. A gradient that
+        the lowest block with a backward pass need not pass down is subtracted.
+        """
         trained = self.w.trained
         if trained is None:
             return 2 * self.is_first + 3 * self.is_last
@@ -203,7 +208,7 @@ class _Traffic:
         return table_parameters(self.shape, self.layout) + small
 
     def _adapter_bytes(self) -> float:
-        """Of one pass, what ranks of tp exchange between the two matrices of adapters."""
+        """Return the bytes that tp ranks exchange in one pass between an adapter's two matrices."""
         adapters = None if self.w.trained is None else self.w.trained.adapters
         if adapters is None:
             return 0.0
@@ -213,7 +218,7 @@ class _Traffic:
     # --- context --------------------------------------------------------------------------------
 
     def context(self) -> Iterator[Term]:
-        """What attention needs of the tokens of other ranks."""
+        """Yield what attention needs of the tokens of other ranks."""
         cp, shape, size = self.layout.cp, self.shape, self.w.formats.compute_bytes
         heads, kv_heads = (
             number / self.layout.tp

@@ -1,7 +1,7 @@
-"""What of a model is trained where a recipe freezes some of it: elements, block by block.
+"""Trained parameters of a model where a recipe freezes some of it: elements, block by block.
 
-Frozen parameters have no gradient, no optimizer state and no master copy. Beneath the lowest
-parameter that is trained there is no backward pass, and nothing is kept for one.
+Frozen parameters have no gradient, no optimizer state and no master copy. Below the lowest
+trained parameter there is no backward pass, and no activation is kept for one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +32,7 @@ class Elements(NamedTuple):
 
 
 class AdapterSize(NamedTuple):
-    """An adapter beside a matrix of a block (LoRA); tp splits half of each of its products."""
+    """Adapter of a matrix of a block (LoRA); tp splits half of each of its products."""
 
     inputs: int
     outputs: int
@@ -40,7 +40,7 @@ class AdapterSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """What is trained beside a model of which all is frozen."""
+    """Adapters that are trained next to a completely frozen model."""
 
     rank: int
     has_dropout: bool
@@ -49,7 +49,7 @@ class Adapters:
     """Share of the blocks whose last matrix has one."""
 
     def average(self, of: Callable[[AdapterSize], float]) -> float:
-        """Of something that all adapters of a block have together, over the blocks."""
+        """Return the mean over the blocks of a sum over all adapters of a block."""
         return sum(of(each) for block in self.blocks for each in block) / len(self.blocks)
 
 
@@ -61,21 +61,21 @@ class TrainableElements:
     table: Elements
     """The table of tokens."""
     before: Elements
-    """What else comes before the blocks."""
+    """Other parameters before the blocks."""
     norm: Elements
     head: Elements
     """0 where it is the table."""
     is_tied: bool
     products: tuple[float, ...]
-    """Of each block the share of its matrix products whose matrix is trained, by elements."""
+    """Share of each block's matrix products whose matrix is trained, by elements."""
     gathers: tuple[int, ...]
-    """Of each block the inputs that tp gathers again, for the gradients of matrices."""
+    """Inputs of each block that tp gathers again, for the gradients of matrices."""
     adapters: Adapters | None = None
-    """Where they alone are trained: then all that is trained comes to the model's parameters."""
+    """Adapters, where only they are trained. All trained parameters then add to the model's."""
 
     @property
     def added(self) -> int:
-        """Of ``parameters``: those that the model's shape does not count."""
+        """Count of those ``parameters`` that the model's shape does not include."""
         return 0 if self.adapters is None else self.parameters
 
     @property
@@ -103,7 +103,7 @@ class TrainableElements:
 
 
 class BackwardShares(NamedTuple):
-    """Of the backward passes of some blocks what is made, against a model that trains all."""
+    """Shares of some blocks' backward passes that are computed, against a model that trains all."""
 
     inputs: float = 1.0
     """Blocks that pass a gradient on."""
@@ -127,14 +127,14 @@ def backward_shares(trained: TrainableElements | None, blocks: Iterable[int]) ->
 
 
 def trained_of(shape: ModelShape, model: Model) -> TrainableElements | None:
-    """What ``model.lora`` or ``model.frozen`` leave to train; None: all of the model."""
+    """Return what ``model.lora`` or ``model.frozen`` leave to train. None: all of the model."""
     if model.lora.rank is not None:
         return _adapters(shape, model.lora, model.lora.rank)
     return trainable_after_freezing(shape, model.frozen)
 
 
 def trainable_after_freezing(shape: ModelShape, frozen: Sequence[str]) -> TrainableElements | None:
-    """What ``model.frozen`` leaves to train; None: all of the model."""
+    """Return what ``model.frozen`` leaves to train. None: all of the model."""
     if not frozen:
         return None
     family = shape.family

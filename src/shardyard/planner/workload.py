@@ -1,7 +1,7 @@
-"""What is predicted: one training step, said without the words of any framework.
+"""Workload of a prediction: one training step, independent of any framework.
 
-A recipe becomes a workload here; a row of the table of published runs becomes one in
-``benchmarks/planner_rows.py``. The models of memory and time read nothing else.
+A recipe becomes a workload here. A row of the table of published runs becomes one in
+``benchmarks/planner_rows.py``. The models of memory and time read only this.
 """
 
 from dataclasses import dataclass, replace
@@ -24,23 +24,26 @@ from shardyard.planner.trainable_parameters import TrainableElements, trained_of
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 REDUCE_BYTES = {"fp32": 4, "bf16": 2, "exact": 8}
-"""Of a gradient on the wire, by ``precision.reduce``."""
-"""Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
+"""Bytes of a gradient on the wire, by ``precision.reduce``."""
+"""Bytes of an activation and of a gathered parameter; fp8 is the format of products only."""
 
 Recompute = Literal["none", "attention", "selective", "full"] | int
-"""``attention`` recomputes softmax(QK)V alone (Korthikanti et al. 2022); ``selective`` recomputes
-what is cheap and keeps matrix products; an int n: every n-th block."""
+"""Recompute mode of activation checkpointing.
+
+``attention`` recomputes only softmax(QK)V (Korthikanti et al. 2022); ``selective``
+recomputes what is cheap and keeps matrix products; an int n: every n-th block.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingPolicy:
-    """What ranks that share parameters keep of a step's states, and for how long.
+    """States of a step that ranks sharing parameters keep, and for how long.
 
     The defaults are ours: FSDP2's ``fully_shard`` at every zero level.
     """
 
     splits_weights_from: Literal[1, 3] = 1
-    """Lowest zero level at which a rank holds its part alone of the weights between steps."""
+    """Lowest zero level at which a rank holds only its part of the weights between steps."""
     splits_gradients_from: Literal[1, 2] = 1
     """The same of the gradients that are held from pass to pass."""
     copies_whole_stage: bool = True
@@ -51,8 +54,11 @@ class ShardingPolicy:
     """At zero 1 gradients of all passes are added up whole, in the format of the wire, and summed
     over ranks in the last one."""
     copies_on_one_rank: bool = False
-    """One rank alone shards nothing: it keeps a copy of all in the computing format, and products
-    add to the gradients themselves (``parallel/low_precision.py``)."""
+    """Whether a single rank keeps copies instead of shards.
+
+    It keeps a copy of all in the computing format, and products add to the gradients themselves
+    (``parallel/low_precision.py``).
+    """
     sums_each_block: bool = True
     """Each block's gradient is made whole, sent and freed; else only where blocks are gathered."""
 
@@ -71,37 +77,37 @@ class Formats:
     reduce_bytes: float
     """The gradient on the wire."""
     update_bytes: float = 40
-    """What the optimizer reads and writes in its update; 40 are AdamW's with two fp32 moments."""
+    """Bytes that the optimizer reads and writes in its update. AdamW with two fp32 moments: 40."""
     one_pass_bytes: float | None = None
     """The same where one rank keeps copies, which the update writes; None: as it always is."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
     keeping: ShardingPolicy = ShardingPolicy()
-    """Which of these a rank holds whole, and when."""
+    """States that a rank holds whole, and when."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Techniques:
-    """How the step is carried out, where frameworks differ."""
+    """Techniques of a step, where frameworks differ."""
 
     attention: Literal["unfused", "flash", "fused"] = "flash"
     """``unfused`` writes the matrix of scores to memory, as before FlashAttention; ``flash`` is its
     version 2, which PyTorch calls; ``fused`` is written for the device (cuDNN, version 3)."""
     kernels: Literal["eager", "fused", "compiled"] = "fused"
-    """Of element-wise operators: one kernel each; hand-fused; fused by a compiler."""
+    """Kernels of element-wise operators: one kernel each; hand-fused; fused by a compiler."""
     sequence_parallel: bool = True
     """With tp: norms and dropout are split along the sequence."""
     overlap_data: bool = True
-    """Collectives of the data axes run beside compute."""
+    """Whether collectives of the data axes overlap compute."""
     overlap_tensor: bool = False
-    """Collectives of tp run beside matrix products (asynchronous TP)."""
+    """Whether collectives of tp overlap matrix products (asynchronous TP)."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
     virtual_stages: int = 1
     """Model chunks of one pipeline rank."""
     balanced_stages: bool = True
     """Stages are cut by cost, the embedding and the head included; else by number of blocks."""
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
-    """What cp ranks exchange for attention."""
+    """Tensors that cp ranks exchange for attention."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
     updates_on_host: bool = True
     """With offload of the optimizer or params: gradients go down and parameters up (DeepSpeed's
@@ -126,12 +132,15 @@ class Techniques:
     mask: bool = False
     """Attention is given a mask of its own, such as one that keeps documents apart."""
     uses_varlen: bool = False
-    """Attention is told lengths in place of that mask, where no cp splits samples."""
+    """Whether attention receives lengths instead of that mask, where no cp splits samples."""
     loss: Literal["torch", "in place", "fused"] = "torch"
-    """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
-    16-bit logits alone and writes their gradient over them."""
+    """Loss implementation.
+
+    ``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
+    only 16-bit logits and writes their gradient over them.
+    """
     chunked_loss: bool = False
-    """The loss is computed in chunks, of which nothing more is known: an eighth each."""
+    """Whether the loss is computed in chunks of unknown size: an eighth each is assumed."""
     loss_chunk: int | None = None
     """Ours: tokens whose logits are held at once, and then the head's gradient; None: all."""
 
@@ -150,7 +159,7 @@ class Workload:
     recompute: Recompute = "none"
     techniques: Techniques = Techniques()
     trained: TrainableElements | None = None
-    """What is trained where some of it is frozen; None: all of it."""
+    """Trained part where some of the model is frozen. None: all of it."""
     batch_per_device: int | None = None
     """Samples of a device in a step, where ``global_batch`` follows the devices."""
     chunks_by_rule: bool = False

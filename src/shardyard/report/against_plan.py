@@ -142,7 +142,7 @@ def _pace(record: RunRecord, plan: Plan) -> list[PlanRow]:
 
 
 def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[PlanRow]:
-    """What saves and failures left of the wall time; its length of a run that reached its end."""
+    """Return the share of time left after saves and failures; of a finished run, its length too."""
     outlook, phases = plan.failures, total_phases(times)
     wall_s = sum(attempt.seconds for attempt in times) - phases.get("waiting", 0.0)
     losses = [event for kind in LOSSES for event in record.all(kind)]

@@ -44,7 +44,7 @@ _MARKERS = {name: f"#0a0a{number:02x}" for number, name in enumerate(_VARIABLES,
 
 
 def colour(variable: str) -> str:
-    """What stands for a colour of the page (``--blue`` of ``style.py``: ``blue``) in a drawing."""
+    """Return the marker of a page colour (``--blue`` of ``style.py``: ``blue``) in a drawing."""
     return _MARKERS[variable]
 
 
@@ -259,7 +259,7 @@ def _mark_starts(axes: Axes, record: RunRecord) -> None:
 
 
 def _mark(axes: Axes, step: int, word: str, *, color: str, drop: int) -> None:
-    """A thin line before a step, and a word beside it, ``drop`` points below the top."""
+    """Draw a thin line before a step, and a word next to it, ``drop`` points below the top."""
     axes.axvline(step - 0.5, color=color, linewidth=0.9, alpha=0.8)
     axes.annotate(
         word, (step - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -drop),
@@ -363,7 +363,7 @@ def _series(field: Field, nodes: dict[int, list[TelemetrySample]]) -> list[Serie
 
 
 def _as_drawn(field: Field, series: Series) -> Series:
-    """A counter as its rate a second; one that begins anew leaves a gap."""
+    """Convert a counter to its rate per second; one that restarts leaves a gap."""
     if field.kind == "gauge":
         return series
     rates: list[float | None] = [None]

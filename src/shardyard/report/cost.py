@@ -1,8 +1,9 @@
-"""What a run has cost, and what it still costs to its end at the pace that it has really had.
+"""Cost of a run so far, and the remaining cost at the pace that it has really had.
 
-Node 0 writes down the money (`spent`); nothing is counted twice here. The pace is the wall time
-since the first step over the steps that stand: evaluations, saves, restarts and lost work are in
-it, the first start is not, and neither is waiting between attempts, when no node is paid.
+Node 0 writes down the money (`spent`); each cost is counted once. The pace is the wall time
+since the first step over the steps that count. Evaluations, saves, restarts and lost work
+are in it. The first start is left out, and so is waiting between attempts, when no node is
+paid.
 """
 
 from bisect import bisect_right
@@ -22,25 +23,25 @@ class RunCost:
 
     so_far_usd: float
     usd_per_hour: float
-    """Of the newest attempt, all nodes together."""
+    """Rate of the newest attempt, all nodes together."""
     last_step: int | None
     """At which it ends; None: not known."""
     pace_s: float | None
-    """Wall time of a step that stands; None: no two steps were done."""
+    """Wall time of a step that counts; None: fewer than two steps were done."""
     to_end_s: float | None
     """Until ``last_step``; None: not known (``why_open``), or it has ended."""
     why_open: str
-    """Why no time or money to its end is said; empty where it is, and of a run that has ended."""
+    """Reason why its remaining time and money are unknown; empty where known or after its end."""
     target: str
-    """What ``run.target`` asks for, in words; empty: nothing."""
+    """Value of ``run.target``, in words; empty: none."""
     target_step: int | None
-    """Of the evaluation that reached the target."""
+    """Step of the evaluation that reached the target."""
     target_usd: float | None
-    """What the run had cost then."""
+    """Cost of the run when it reached the target."""
 
     @property
     def to_end_usd(self) -> float | None:
-        """What is still to be paid."""
+        """Remaining cost to the end of the run."""
         return None if self.to_end_s is None else self.to_end_s / 3600 * self.usd_per_hour
 
     def to_json(self) -> dict[str, Any]:
@@ -72,18 +73,18 @@ class RunCost:
 
     @property
     def target_is_open(self) -> bool:
-        """Whether a target is asked for that no evaluation has reached."""
+        """Whether the recipe has a target that no evaluation has reached."""
         return bool(self.target) and self.target_step is None
 
 
 def cost_of(
     record: RunRecord, times: list[AttemptTime], *, last_step: int | None
 ) -> RunCost | None:
-    """The cost of a run; None: no price was known, or nothing has run yet.
+    """Return the cost of a run; None: no price was known, or no step has run yet.
 
     Args:
         times: Wall time of the attempts, from ``account``.
-        last_step: At which it ends; None: not known.
+        last_step: Step at which it ends; None: not known.
     """
     spent = record.last("spent")
     if spent is None or spent.get("usd") is None or spent.get("usd_per_hour") is None:
@@ -156,7 +157,7 @@ def _reached(record: RunRecord) -> Line | None:
 
 
 class Spent:
-    """What a run had cost at any moment: the count before it, and the time since at its rate."""
+    """Cost of a run at any moment: the count before it, and the time since at its rate."""
 
     def __init__(self, record: RunRecord) -> None:
         self._counts: dict[int, list[Line]] = {}
@@ -165,7 +166,7 @@ class Spent:
                 self._counts.setdefault(event.get("attempt", 0), []).append(event)
 
     def usd_at(self, attempt: int, t: float) -> float | None:
-        """All attempts together; None: nothing was counted in this one by then.
+        """Return the cost of all attempts together; None: none was counted in this one by then.
 
         Args:
             t: Unix seconds.

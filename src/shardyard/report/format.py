@@ -1,9 +1,9 @@
-"""How the report prints one value of a given unit."""
+"""Text of one value in the report, by its unit."""
 
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 ABSENT = "-"
-"""Stands for what was not measured, or has no meaning here."""
+"""Text for values that were not measured, or have no meaning here."""
 
 
 def format_nats(value: float | None) -> str:

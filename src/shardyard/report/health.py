@@ -1,4 +1,4 @@
-"""What was wrong with nodes and devices, in words, by the run's events."""
+"""Problems of nodes and devices, in words, from the run's events."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +40,7 @@ class Health:
 
 
 def health_of(record: RunRecord) -> Health:
-    """What its events say; the newest dozen of many."""
+    """Return the problems that a run's events report; the newest dozen of many."""
     begun = record.attempts[0].events[0]["t"] if record.attempts[0].events else 0.0
     events = [event for attempt in record.attempts for event in attempt.events]
     alike: dict[tuple[Any, ...], list[int]] = {}

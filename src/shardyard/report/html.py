@@ -1,4 +1,4 @@
-"""What pages are put together from: the frame, sections, tables, and text that stays text."""
+"""Building blocks of pages: the frame, sections, tables, and escaped text."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -128,13 +128,13 @@ def esc(text: object) -> str:
 
 
 def render_page(title: str, body: str, *, footer: str, css: str = "") -> str:
-    """A whole file that opens from disk, without network and without script.
+    """Return a whole file that opens from disk, without network and without script.
 
     Args:
         title: Plain text.
         body: HTML.
         footer: HTML.
-        css: Rules of this page alone.
+        css: Rules for only this page.
     """
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -166,11 +166,11 @@ def render_table(
     totals: int = 0,
     is_folding: bool = False,
 ) -> str:
-    """A table of escaped cells; a head that begins with # is a column of numbers.
+    """Return a table of escaped cells; a head that begins with # is a column of numbers.
 
     Args:
-        heads: Plain text; an empty last one stands over reasons. With no text in any, no heads.
-        totals: So many of the last rows are sums.
+        heads: Plain text; an empty last one is above reasons. With no text in any, no heads.
+        totals: Number of last rows that are sums.
         is_folding: Whether a row becomes a paragraph on a phone; its cells must be clear without
             the heads.
     """

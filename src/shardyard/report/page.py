@@ -87,7 +87,7 @@ def _s(number: int) -> str:
 
 
 def sources_section(record: RunRecord) -> str:
-    """A table with a row a source; nothing if there was one source."""
+    """Return a table with a row a source; empty if there was one source."""
     resolved = record.resolved
     if resolved is None or not resolved.data.parts:
         return ""
@@ -127,7 +127,7 @@ def profile_rows(profile: ProfileSummary) -> list[tuple[str, ...]]:
 
 
 def profile_words(profile: ProfileSummary) -> str:
-    """What was profiled and what that cost, in one paragraph."""
+    """Describe the profiled steps and what the profile cost, in one paragraph."""
     last = profile.step + profile.steps - 1
     which = f"step {profile.step}" if profile.steps == 1 else f"steps {profile.step} to {last}"
     ranks = "1 rank" if len(profile.ranks) == 1 else f"{len(profile.ranks)} ranks"
@@ -221,7 +221,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
 
 
 def _trackers(summary: Summary) -> str:
-    """Where W&B and MLflow show the run: links, and folders of W&B's client that was offline."""
+    """Return links to the run in W&B and MLflow, and folders of W&B's client that was offline."""
     shown = [
         f'{esc(name)} <a href="{esc(address)}">{esc(address)}</a>'
         if address.startswith(("https://", "http://"))

@@ -1,7 +1,7 @@
-"""What a run's folder says, read into one value; nothing is judged here and nothing is written.
+"""Contents of a run's folder as one value; this module judges and writes no data.
 
-A run may have just begun, may have been killed, may miss any file: what is missing is None or
-empty, and a torn last line is passed over.
+A run may have just begun, may have been killed, or may miss any file. Missing parts are
+None or empty, and a torn last line is ignored.
 """
 
 from collections.abc import Sequence
@@ -98,17 +98,17 @@ class RunRecord:
 
     @property
     def resolved(self) -> Resolved | None:
-        """What the newest attempt that says so was asked to do."""
+        """Resolved recipe of the newest attempt that has one."""
         return _latest([attempt.resolved for attempt in self.attempts])
 
     @property
     def unit(self) -> str:
-        """What its losses and speeds are told of."""
+        """Unit of its losses and speeds."""
         return "token" if self.resolved is None else unit_of(self.resolved.recipe.task.name)
 
     @property
     def sampling_method(self) -> str:
-        """How the sample was drawn; empty: an earlier version, which did not report it."""
+        """Sampling method of the sample; empty: an earlier version, which did not report it."""
         finished = self.all("run_finished")
         temperature = finished[-1].get("temperature") if finished else None
         if temperature is None:

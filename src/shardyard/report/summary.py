@@ -22,7 +22,7 @@ from shardyard.units import format_count, format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a reader wants to know first. None: not measured, or it has no meaning here."""
+    """Main facts of a run. None: not measured, or it has no meaning here."""
 
     run_id: str
     state: str
@@ -31,20 +31,20 @@ class Summary:
     steps_done: int
     steps_planned: int | None
     unit: str
-    """What is counted: tokens, or images."""
+    """Unit of the counts: tokens, or images."""
     tokens: int | None
-    """Of these, what was read so far, as the metrics count it."""
+    """Tokens read so far, as the metrics count them."""
     loss: float | None
-    """Of the last step, nats per token or image."""
+    """Loss of the last step, nats per token or image."""
     skipped_steps: int
-    """Of those that were measured, not applied because they were not finite."""
+    """Measured steps that were not applied because they were not finite."""
     loss_scale: float | None
-    """Of the last step in fp16."""
+    """Loss scale of the last step in fp16."""
     eval_loss: float | None
     scores: dict[str, float | None]
     """Other metrics of that evaluation, by name."""
     unigram_entropy: float | None
-    """Nats per token of a model that knows how frequent each token is and nothing else."""
+    """Nats per token of a model that only knows how frequent each token is."""
     best_eval_loss: float | None
     tokens_per_s: float | None
     """Median over steps, all ranks."""
@@ -55,24 +55,24 @@ class Summary:
     mfu_note: str
     """Peak and source, or why there is no MFU."""
     peak_memory_bytes: int | None
-    """Of the rank that held most."""
+    """Peak memory of the rank with the highest peak."""
     world_size: int | None
     wall_s: float
     """From the start of the first attempt to the end of the last."""
     attempts: tuple[AttemptTime, ...]
     phases: dict[str, float]
     effective_share: float | None
-    """Of the wall time without waiting between attempts, in steps whose result stands (ETTR)."""
+    """Share of wall time, without waits between attempts, in steps whose result counts (ETTR)."""
     effective_share_predicted: float | None
     """By the plan; None: it could not tell failures or speed."""
     restarts: int
     """Losses of processes that a new generation followed."""
     data_limit: str
-    """Why steps waited for samples that could come no quicker; empty: nobody has found that."""
+    """Reason why steps waited for samples that could come no quicker; empty: none found."""
     health: Health
     comparisons: tuple[PlanRow, ...]
     network: ObservedNetwork | None
-    """Between nodes, as it was really used; None: one node, or it was not told."""
+    """Network used between nodes; None: one node, or not reported."""
     trackers: dict[str, str]
     """Name of a tracker that the run was sent to -> where it shows the run."""
     cost: RunCost | None
@@ -85,7 +85,7 @@ class Summary:
         return {**asdict(self), "comparisons": rows, "cost": cost}
 
     def effective_words(self) -> str:
-        """The effective training time, measured beside predicted."""
+        """Describe the effective training time, measured and predicted."""
         measured, predicted = self.effective_share, self.effective_share_predicted
         if measured is None:
             return ""
@@ -185,7 +185,7 @@ def _predicted_share(record: RunRecord) -> float | None:
 
 
 def _state_reason(record: RunRecord) -> str:
-    """Why it stands so: what its last attempt said at the end, or what follows from silence."""
+    """Return the reason for the state: its last attempt's final event, or the lack of one."""
     ended = record.latest.last("attempt_ended") if record.latest else None
     if record.state == "lost":
         return "its processes ended without a word, and no agent holds its lease"

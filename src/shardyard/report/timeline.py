@@ -21,7 +21,7 @@ def timeline(record: RunRecord) -> tuple[list[Line], int]:
 
 
 def describe(event: Line) -> str:
-    """What happened, in a few words; empty where the kind says it all."""
+    """Describe the event in a few words; empty where its kind is enough."""
     fields = {key: value for key, value in event.items() if value is not None}
     kind = fields["kind"]
     if kind in ("attempt_started", "rendezvous"):
@@ -63,7 +63,7 @@ def describe(event: Line) -> str:
 
 
 def _describe_problem(fields: Line) -> str:
-    """Of a rank, of a device, or of a node's network."""
+    """Describe a problem of a rank, of a device, or of a node's network."""
     node, cause = fields.get("node", "?"), fields.get("cause", "cause not known")
     if "device" in fields:
         return f"device {fields['device']} on {node}: {cause}"
@@ -100,7 +100,7 @@ def _describe_link(fields: Line) -> str:
 
 
 def describe_interval(fields: Line) -> str:
-    """How far apart snapshots or checkpoints are from now on, and why."""
+    """Describe the new interval between snapshots or checkpoints, and its reason."""
     return (
         f"every {fields.get('every', 0):,} steps: one stops training for "
         f"{format_seconds(fields.get('blocked_s', 0.0))}, and failures come "

@@ -1,8 +1,9 @@
-"""Where the wall time of a run went, each part measured from events and metrics.
+"""Breakdown of a run's wall time, each part measured from events and metrics.
 
-Step lines carry durations and no clock, so a generation's loop is laid out from the moment its
-model was ready: its steps, evaluations and blocked saves one after the other. What is left between
-that and the next event is named by what follows it; what nothing explains is said so.
+Step lines carry durations and no clock. So a generation's loop is laid out from the moment
+its model was ready: its steps, evaluations and blocked saves one after the other. Time left
+between that and the next event is named by the event that follows. Unexplained time is
+reported as such.
 """
 
 from collections.abc import Mapping
@@ -73,10 +74,10 @@ def total_phases(attempts: list[AttemptTime]) -> dict[str, float]:
 
 
 def effective_share(phases: Mapping[str, float]) -> float | None:
-    """Share of the wall time in steps whose result stands (ETTR); None: there was no time.
+    """Return the share of wall time in steps whose result counts (ETTR); None: there was no time.
 
-    Waiting between attempts is left out: whoever waits for a node, or for a person, says nothing
-    about how the run copes with failures, and the plan predicts none of it.
+    Waiting between attempts is left out. A wait for a node, or for a person, is no measure of
+    how the run copes with failures, and the plan predicts none of it.
     """
     wall_s = sum(phases.values()) - phases.get("waiting", 0.0)
     trained_s = phases.get("productive", 0.0) + phases.get("data wait", 0.0)
@@ -193,7 +194,7 @@ def _add_loop(
 
 
 def _add_end(phases: _Sum, attempt: AttemptRecord, generation: int, clock_t: float) -> float:
-    """How the generation ended: by a loss, or with its last step durable; returns the clock."""
+    """Add the end of the generation: a loss, or its last step durable. Return the clock."""
     losses = [event for kind in LOSSES for event in attempt.all(kind, generation)]
     if losses:
         noticed_t = float(min(event["t"] for event in losses))

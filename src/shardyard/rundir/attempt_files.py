@@ -11,10 +11,10 @@ from shardyard.rundir.layout import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class StoreLocation:
-    """Which node serves the store, and where."""
+    """Node that serves the store, and its endpoint."""
 
     moves: int
-    """How often the store has moved in this attempt; 0: node 0 serves it, nothing is written."""
+    """Number of moves of the store in this attempt; 0: node 0 serves it, no file is written."""
     node_rank: int
     endpoint: str
     """HOST:PORT."""
@@ -67,11 +67,11 @@ class LatestResolved:
     resolved: Resolved | None
     """None if there is none."""
     torn: tuple[str, ...]
-    """Files of newer attempts that are there and cannot be read; to be told."""
+    """Files of newer attempts that exist and cannot be read; to be reported."""
 
 
 def latest_resolved(run: RunDir) -> LatestResolved:
-    """What the last attempt resolved, or the one before where that file is torn."""
+    """Return the newest resolved recipe, from the attempt before where the last file is torn."""
     torn: list[str] = []
     for number in reversed(run.attempts()):
         path = run.resolved(number)

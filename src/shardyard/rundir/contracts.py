@@ -19,7 +19,7 @@ class ForwardedAnswer:
     """One answer."""
 
     job_id: str
-    """Of the submission that gave it."""
+    """Job id of the submission that gave the answer."""
     result: dict[str, Any]
 
 
@@ -54,24 +54,24 @@ FAULT_MARK = "@shardyard-fault "
 """Begins a log line of a rank: which fault strikes it now, at which step, when."""
 
 HOSTS_VARIABLE = "SHARDYARD_HOSTS"
-"""Environment variable with the ``Hosts`` of a local job. Nothing but a drill sets it."""
+"""Environment variable with the ``Hosts`` of a local job. Only a drill sets it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """What the nodes of a local job are put on, so that they are more than processes."""
+    """Hosts for the nodes of a local job, so that they are more than processes."""
 
     enter: list[list[str]]
     """By node: the words before its program, such as those that enter a namespace."""
     address: str
-    """Where the others reach node 0."""
+    """Address at which the other nodes reach node 0."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
 
 
 def hosts_of(environment: Mapping[str, str], nodes: int) -> Hosts:
-    """Those that the environment asks for, else this machine itself."""
+    """Return the hosts that the environment requests, else this machine."""
     text = environment.get(HOSTS_VARIABLE)
     return Hosts(**parse_json(text)) if text else Hosts(enter=[[]] * nodes, address="127.0.0.1")
 
@@ -131,7 +131,7 @@ _FORMS = {
 
 
 def sentence(summary: dict[str, Any]) -> str:
-    """What was exported and what was verified, for a person."""
+    """Describe the export and its verification, for a person."""
     complete, verified = summary["complete"], summary["verified"]
     verb = "would export" if complete is None else "exported"
     if complete is not None and complete["was_there"]:

@@ -1,4 +1,4 @@
-"""What a run has cost so far, as node 0 wrote it down: the newest event of the kind `spent`."""
+"""Cost of a run so far, from node 0's newest event of the kind `spent`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,15 +9,15 @@ from shardyard.rundir.layout import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """Of all attempts together, at the prices of their plans."""
+    """Cost of all attempts together, at the prices of their plans."""
 
     usd: float
     usd_per_hour: float
-    """Of the attempt that wrote it, all nodes together."""
+    """Rate of the attempt that wrote it, all nodes together."""
 
 
 def read_spending(run_dir: RunDir) -> Spending | None:
-    """The newest count; None: no price was known, or nothing has run yet."""
+    """Return the newest count; None: no price was known, or no step has run yet."""
     event = _latest_spent_event(run_dir)
     if event is None:
         return None
@@ -25,7 +25,7 @@ def read_spending(run_dir: RunDir) -> Spending | None:
 
 
 def seconds_since_count(run_dir: RunDir, attempt: int, *, now_t: float) -> float:
-    """Time that the newest count of an attempt leaves out; 0: nothing was counted in it.
+    """Return the time that the newest count of an attempt leaves out; 0: it has no count.
 
     Args:
         now_t: Unix seconds.

@@ -1,8 +1,9 @@
-"""Which lines of metrics.jsonl count: those of work that was lost do not, repeated or not.
+"""Lines of metrics.jsonl that count: all but those of lost work, repeated or not.
 
-A start of the processes continues from a saved step. What an earlier start did after that step is
-lost: its lines stay in the file and count no more. That includes steps that are never done again,
-because the run ends earlier now: with more devices (optim.batch_per_device), or with fewer steps.
+A start of the processes continues from a saved step. What an earlier start did after that
+step is lost: its lines stay in the file and count no more. That includes steps that are
+never done again, because the run ends earlier now: with more devices
+(optim.batch_per_device), or with fewer steps.
 """
 
 from collections.abc import Iterable, Iterator
@@ -74,12 +75,13 @@ def _least_steps(
 def counted_backwards(
     lines: Iterable[Line], start_steps: Iterable[tuple[Start, int]] = ()
 ) -> Iterator[Line]:
-    """Yield the lines that count, the newest first, reading no more of them than is asked for.
+    """Yield the lines that count, the newest first, reading only as many as needed.
 
     Args:
         lines: The newest first.
-        start_steps: Starts and the step that each continued from, the newest first: a start that
-            has no line yet has undone earlier ones, too.
+        start_steps: Starts and the step that each continued from, the newest first: a start
+            that has no
+            line yet has undone earlier ones, too.
     """
     limit = own_least = (inf, False)
     current: Start | None = None
@@ -111,7 +113,7 @@ def counted_backwards(
 
 
 def begins(events: Iterable[Line]) -> Iterator[tuple[Start, int]]:
-    """Yield starts and the step that each continued from; 0 for one that began anew.
+    """Yield starts and the step that each continued from; 0 for a fresh start.
 
     Args:
         events: The newest first.

@@ -74,7 +74,7 @@ EVENT_KINDS = (
 LOSSES = ("worker_lost", "worker_hung", "node_lost")
 """Kinds of events that end a generation."""
 LOST_WITH_MEMORY = ("node_lost",)
-"""Of these, those after which snapshots in memory may be gone."""
+"""Kinds among ``LOSSES`` after which snapshots in memory may be gone."""
 LOST_WITHOUT_MEMORY = ("worker_lost", "worker_hung")
 
 _EVENT_NUMBERS = (
@@ -105,7 +105,7 @@ class LineWriter:
         """Append one object as one line. Numbers that JSON lacks (nan, inf) become null.
 
         Raises:
-            StorageError: The file system refused.
+            StorageError: The file system rejected the write.
         """
         data = write_line(content).encode() + b"\n"
         try:
@@ -163,14 +163,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def read_lines_backwards(
     path: Path, *, with_any: Sequence[str] = (), most_bytes: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """As ``read_lines``, the last line first, reading no more of the file than is asked for.
+    """Read like ``read_lines``, the last line first, and only as much of the file as needed.
 
     Args:
         with_any: Pass over lines that hold none of these texts, without parsing them.
-        most_bytes: Look no further back than so far; None: to the beginning.
+        most_bytes: Look back this far at most; None: to the beginning.
 
     Raises:
-        StorageError: It is no plain file, or cannot be read.
+        StorageError: The path is no plain file, or cannot be read.
     """
     wanted = [text.encode() for text in with_any]
     try:
@@ -232,7 +232,7 @@ def _is_formed(line: dict[str, Any]) -> bool:
 
 
 def read_counted(path: Path) -> CountedLines:
-    """Lines of metrics.jsonl that count, and those that were lost by the events beside it."""
+    """Return lines of metrics.jsonl that count, and those that its events show to be lost."""
     return counted(read_lines(path), read_lines(path.with_name(_EVENTS)))
 
 
@@ -266,7 +266,7 @@ def latest_evaluation(path: Path, *, most_bytes: int | None = None) -> dict[str,
 
 
 def read_begins(path: Path) -> Iterator[tuple[Start, int]]:
-    """``begins`` of the events beside metrics.jsonl, reading from the end of their file."""
+    """Yield ``begins`` of the events next to metrics.jsonl, reading their file from its end."""
     kinds = tuple(f'"{kind}"' for kind in BEGINS)
     return begins(read_lines_backwards(path.with_name(_EVENTS), with_any=kinds))
 

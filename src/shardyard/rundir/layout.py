@@ -1,4 +1,4 @@
-"""Where each file of a run's folder is (run directory contract, version 1)."""
+"""Location of each file of a run's folder (run directory contract, version 1)."""
 
 import difflib
 import re
@@ -15,17 +15,17 @@ VERSION = 1
 """Version of the run directory contract, written into every manifest."""
 
 RUNS_DIR = "runs"
-"""Where runs are unless run.dir or --runs-dir says otherwise."""
+"""Default folder of runs, without run.dir or --runs-dir."""
 
 _OF_A_RUN = ("ledger.jsonl", "submissions", "events.jsonl", "attempts")
 _MOST_POINTER_BYTES = 4096
-"""Of ``latest`` and ``best``, which hold a name."""
+"""Most bytes of ``latest`` and ``best``, which hold a name."""
 _STEP = re.compile(r"step-(\d{8})", re.ASCII)
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """The folder of one run; holds paths, reads and writes nothing by itself."""
+    """Folder of one run; holds paths, and does no reading or writing by itself."""
 
     path: Path
 
@@ -41,7 +41,7 @@ class RunDir:
 
     @property
     def recipe(self) -> Path:
-        """What was asked, overrides applied."""
+        """The requested recipe, overrides applied."""
         return self.path / "recipe.yaml"
 
     @property
@@ -73,19 +73,19 @@ class RunDir:
         return is_run(self.path)
 
     def submission(self, name: int | str) -> Path:
-        """What was asked of one job: the recipe with a resume's overrides.
+        """Return the file of one job's request: the recipe with a resume's overrides.
 
         Args:
-            name: Number of the job, from 1; of a side job its label.
+            name: Number of the job, from 1; for a side job, its label.
         """
         return self.path / "submissions" / f"{name}.yaml"
 
     def submissions(self) -> list[Path]:
-        """What was asked of all jobs."""
+        """Return the request files of all jobs."""
         return sorted((self.path / "submissions").glob("*.yaml"))
 
     def answer(self, side_label: str) -> Path:
-        """What a side job answered, once that was handed on."""
+        """Return the file of a side job's answer, once it was forwarded."""
         return self.path / "side" / f"{side_label}.json"
 
     @property
@@ -136,7 +136,7 @@ class RunDir:
 
     @property
     def profile_request(self) -> Path:
-        """What rank 0 is asked to profile; not there: nothing."""
+        """Profile request to rank 0; missing without a request."""
         return self.path / "requests" / "profile.json"
 
     @property
@@ -152,7 +152,7 @@ class RunDir:
         return self.path / "attempts" / str(number)
 
     def attempt_recipe(self, attempt: int) -> Path:
-        """What was asked of this attempt: the recipe with a resume's overrides."""
+        """Return the file of this attempt's request: the recipe with a resume's overrides."""
         return self.attempt(attempt) / "recipe.yaml"
 
     def resolved(self, attempt: int) -> Path:
@@ -165,11 +165,14 @@ class RunDir:
         return self.attempt(attempt) / "manifest.json"
 
     def secret(self, attempt: int) -> Path:
-        """What the nodes of this attempt know each other by; its owner alone may read it."""
+        """Return the file of the secret that this attempt's nodes share.
+
+        Only its owner may read it.
+        """
         return self.attempt(attempt) / "secret"
 
     def session(self, name: str) -> Path:
-        """What node 0, or who stands in for it, tells the other nodes of one start of a job."""
+        """Return the file by which node 0, or its substitute, informs other nodes of a start."""
         return self.path / "sessions" / f"{name}.json"
 
     def log(self, attempt: int, rank: int) -> Path:

@@ -1,7 +1,7 @@
-"""The lease keeps two agents from training one run at the same time.
+"""Lease that keeps two agents from training one run at the same time.
 
-It is a file lock (``locks.py``): there is nothing to time out and nothing to clean up. The file's
-text says who holds it.
+It is a file lock (``locks.py``): it needs no timeout and no cleanup. The file's
+text names its holder.
 """
 
 import json

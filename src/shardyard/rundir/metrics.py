@@ -1,6 +1,7 @@
-"""What Prometheus is told of a run: a row a metric.
+"""Metrics of a run for Prometheus: a row a metric.
 
-Every sample has the labels ``run_id`` and ``node`` alone; nothing that a user wrote becomes one.
+Every sample has only the labels ``run_id`` and ``node``; text written by users never
+becomes a label.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class RunMetric:
     key: str = ""
     """In a step's line of metrics.jsonl; empty: it is counted elsewhere."""
     label: str = ""
-    """A label beside run_id and node, whose values are ours."""
+    """Label next to run_id and node, whose values Shardyard sets."""
 
 
 STEPS = (
@@ -65,10 +66,10 @@ STEPS = (
     ),
     RunMetric(name="shardyard_world_size", key="world_size", help="Ranks of that step."),
 )
-"""Of the newest step's line."""
+"""Metrics of the newest step's line."""
 
 STATES = ("running", "draining", "finished", "drained", "failed")
-"""Those of ``state.py`` that an agent can tell of its own attempt."""
+"""States of ``state.py`` that an agent knows of its own attempt."""
 
 STATE = RunMetric(
     name="shardyard_run_state",
@@ -132,7 +133,7 @@ DEVICES = tuple(
     RunMetric(name=f"shardyard_device_{name}", key=key, kind=kind, label="device", help=words)
     for name, key, kind, words in _OF_A_DEVICE
 )
-"""Of the newest line of the node's telemetry, where it has devices."""
+"""Metrics of the newest line of the node's telemetry, where it has devices."""
 
 ALL = (
     STATE, *STEPS, STEP_AGE, CHECKPOINT_STEP, CHECKPOINT_AGE, CHECKPOINT_EVERY, EVENTS, COST,
@@ -171,7 +172,7 @@ def scalars_of(line: dict[str, Any]) -> dict[str, float]:
 
 
 def axes_of(line: dict[str, Any]) -> dict[str, float]:
-    """What curves can be drawn against beside the step; empty for an evaluation's line."""
+    """Return the axes of a line's curves, next to the step; empty for an evaluation's line."""
     if "eval" in line:
         return {}
     return {name: line[name] for name in _AXES if _is_number(line.get(name))}

@@ -19,23 +19,23 @@ WORDS: dict[Transport, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNetwork:
-    """What was used, and how that is known."""
+    """Network transport of a run, and the source of that information."""
 
     transport: Transport
     said_by: str
     """NCCL, whose log named it; or gloo, which has no other."""
     attempt: int
     interfaces: str = ""
-    """By name or number: of gloo that which sent most; empty: nobody told."""
+    """Interfaces by name or number; for gloo the one that sent most; empty: not reported."""
 
     @property
     def words(self) -> str:
-        """Of the transport, as a person reads it."""
+        """Name of the transport for a person."""
         return WORDS[self.transport] + (f" ({self.interfaces})" if self.interfaces else "")
 
 
 def network_of(event: Mapping[str, Any]) -> ObservedNetwork | None:
-    """Of an event of kind `network`; None: it names no transport that is known."""
+    """Read an event of kind `network`; None: it names no known transport."""
     transport = event.get("transport")
     for known in get_args(Transport):
         if transport == known:
@@ -50,7 +50,7 @@ def network_of(event: Mapping[str, Any]) -> ObservedNetwork | None:
 
 
 def read_network(run_dir: RunDir) -> ObservedNetwork | None:
-    """The newest; None: the run has one node, or nothing has named its network yet."""
+    """Return the newest; None: the run has one node, or no event has named its network yet."""
     for event in read_lines_backwards(run_dir.events, with_any=('"network"',)):
         if event.get("kind") == "network" and (found := network_of(event)) is not None:
             return found
@@ -63,36 +63,36 @@ def read_network(run_dir: RunDir) -> ObservedNetwork | None:
 # half measures.
 
 BENCH_VARIABLE = "SHARDYARD_BENCH"
-"""Tells the nodes of a job that they measure the network, and what; they then train nothing."""
+"""Variable that makes a job's nodes measure the network, and how; they then do not train."""
 
 ANSWER_MARK = "@collectives "
 """Begins a line of rank 0 that holds an answer: an object whose ``is`` says which."""
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
-"""As nccl-tests name their programs."""
+"""Collectives that have a program in nccl-tests, by the program's name."""
 
 ELEMENT_BYTES = 4  # fp32, which nccl-tests call float
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkBench:
-    """What is measured."""
+    """Settings of a network benchmark."""
 
     collectives: tuple[Collective, ...]
-    """In this order; with ``is_pairs`` all-reduces alone are measured."""
+    """Collectives in order; with ``is_pairs`` only all-reduces are measured."""
     begin_bytes: int
     end_bytes: int
-    """Sizes double from ``begin_bytes`` up to this; pairs are measured at this size alone."""
+    """Largest size: sizes double from ``begin_bytes`` up to it; pairs are measured only at it."""
     warmup: int
     """Calls before the clock starts, of each row."""
     iterations: int
     is_pairs: bool
     processes: int
-    """Of each node."""
+    """Number of processes on each node."""
 
     def to_text(self) -> str:
-        """What its nodes are given."""
+        """Return the text that its nodes are given."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @staticmethod
@@ -122,7 +122,10 @@ class NetworkBench:
 
 
 def take_bench(environ: MutableMapping[str, str]) -> NetworkBench | None:
-    """What this node is to measure; None: it trains. Taken out: no other process is to."""
+    """Take this node's benchmark out of `environ`; None: it trains.
+
+    Other processes then do not see it.
+    """
     text = environ.pop(BENCH_VARIABLE, "")
     return NetworkBench.from_text(text) if text else None
 
@@ -133,7 +136,7 @@ def answer_line(what: str, **content: Any) -> str:
 
 
 def answer_in(line: str) -> dict[str, Any] | None:
-    """What a line of rank 0's output answers; None: it is talk."""
+    """Return the answer in a line of rank 0's output; None: it is other output."""
     _, found, text = line.partition(ANSWER_MARK)
     if not found:
         return None

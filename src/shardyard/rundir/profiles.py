@@ -20,7 +20,7 @@ from shardyard.io.files import FILE_MODE, make_folder, read_json_object
 from shardyard.rundir.layout import RunDir, step_of_name
 
 FORMAT = 1
-"""Of profile.json."""
+"""Version of profile.json."""
 _UNFINISHED = ".tmp"
 
 
@@ -31,7 +31,7 @@ class ProfileRequest:
     id: str
     """Names it in events."""
     attempt: int
-    """Of the run, that is to take it; another one passes it over."""
+    """Attempt of the run that takes the profile; another one ignores the request."""
     steps: int
     ranks: str
     """In the words of ``config/rules/observe.py``."""
@@ -40,7 +40,7 @@ class ProfileRequest:
 
 
 def take_request(run_dir: RunDir) -> ProfileRequest | None:
-    """What is asked for; None: nothing, or nothing that can be read."""
+    """Return the requested profile; None: no request, or no readable one."""
     try:
         request = ProfileRequest(**read_json_object(run_dir.profile_request))
         is_formed = type(request.steps) is int and type(request.attempt) is int
@@ -50,10 +50,10 @@ def take_request(run_dir: RunDir) -> ProfileRequest | None:
 
 
 def leave_request(run_dir: RunDir, request: ProfileRequest) -> bool:
-    """Ask for a profile, unless another of the same attempt is asked for.
+    """Request a profile, unless another of the same attempt is requested.
 
     Returns:
-        Whether it is asked for now.
+        Whether it is requested now.
 
     Raises:
         StorageError: The folder cannot be written.
@@ -79,7 +79,7 @@ def leave_request(run_dir: RunDir, request: ProfileRequest) -> bool:
 
 
 def drop_request(run_dir: RunDir) -> None:
-    """Ask for nothing any more."""
+    """Remove the request for a profile."""
     with suppress(OSError):
         run_dir.profile_request.unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ def trace_name(rank: int) -> str:
 
 
 def unfinished(folder: Path) -> Path:
-    """Where a profile lies while it is written."""
+    """Return the folder of a profile while it is written."""
     return folder.with_name(folder.name + _UNFINISHED)
 
 
@@ -119,7 +119,7 @@ class ProfileTerm:
     """One row of a profile's table: seconds of a step."""
 
     name: str
-    """That of the plan's term, or of several of them together."""
+    """Name of the plan's term, or of several of them together."""
     reason: str
     predicted_s: float | None
     """None: the plan has no such term, or there is no plan."""
@@ -135,7 +135,7 @@ class ProfileTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """What profile.json says."""
+    """Contents of profile.json."""
 
     id: str
     step: int
@@ -150,9 +150,9 @@ class ProfileSummary:
     usual_s: float | None
     """Median of the steps before; None: there were none."""
     stood_still_s: float
-    """What starting the profile and writing it took, beside the steps."""
+    """Seconds to start the profile and write it, outside the steps."""
     trace_bytes: int
-    """Of all traces."""
+    """Size of all traces."""
     missing: Mapping[str, str]
     """Rank -> why it has no trace."""
     terms: tuple[ProfileTerm, ...]
@@ -185,10 +185,10 @@ class ProfileSummary:
 def read_profiles(
     run_dir: RunDir, events: Sequence[Mapping[str, Any]] = ()
 ) -> list[ProfileSummary]:
-    """All that were taken, in order of steps; of folders elsewhere what events tell.
+    """Return all profiles, in order of steps; of remote folders, as events report them.
 
     Args:
-        events: Of the run; a profile whose files did not come here stands there in short.
+        events: Events of the run; they summarise a profile whose files were not fetched.
     """
     profiles: dict[int, ProfileSummary] = {}
     for content in [*_from_events(events), *_written(run_dir)]:

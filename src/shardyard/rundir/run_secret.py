@@ -1,7 +1,7 @@
-"""attempts/<n>/secret: what only the nodes of an attempt know, by which they trust each other.
+"""attempts/<n>/secret: the secret by which the nodes of an attempt trust each other.
 
-A file that its owner alone may read, made by the node that asks first. It is in no environment, on
-no command line and in no log, and is worth nothing once the attempt has ended.
+Only its owner may read the file, and the first node that needs it creates it. It is in no
+environment, on no command line and in no log, and is worthless once the attempt has ended.
 """
 
 import os

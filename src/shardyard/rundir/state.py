@@ -1,17 +1,14 @@
-"""What state a run is in, read from its folder alone.
+"""State of a run, read only from its folder.
 
-======== =========================================================================
-state    meaning
-======== =========================================================================
-new      nothing was started yet
-running  a process holds the lease
-draining it was asked to stop and is making its last step durable
-finished all steps are done
-drained  stopped by SIGTERM or Ctrl-C with its last step durable; can be resumed without loss
-failed   the last attempt ended with an error, or was stopped before its last step was durable
-lost     the last attempt ended without a word (killed, machine gone); can be resumed
-unreadable a file of its folder cannot be read, or is a pipe or a folder (in lists of runs only)
-======== =========================================================================
+======== ========================================================================= state
+meaning ======== =========================================================================
+new      no attempt was started yet running  a process holds the lease draining it was asked
+to stop and is making its last step durable finished all steps are done drained  stopped by
+SIGTERM or Ctrl-C with its last step durable; can be resumed without loss failed   the last
+attempt ended with an error, or was stopped before its last step was durable lost     the
+last attempt ended without a final event (killed, machine gone); can be resumed unreadable a
+file of its folder cannot be read, or is a pipe or a folder (in lists of runs only) ========
+=========================================================================
 """
 
 import time
@@ -28,7 +25,7 @@ from shardyard.rundir.lease import is_locked
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludedNode:
-    """A node without which the newest attempt goes on, or went on."""
+    """Node without which the newest attempt continues, or continued."""
 
     node: str
     node_rank: int
@@ -51,11 +48,11 @@ class RunState:
     no_step_s: float | None = None
     """Seconds without a new step, where the run has noticed that none comes."""
     usual_step_s: float | None = None
-    """What a step took before that."""
+    """Usual seconds of a step before that."""
     phase: int | None = None
-    """Of that step, from 1, in a run with phases."""
+    """Phase of that step, from 1, in a run with phases."""
     tokens_per_s: float | None = None
-    """Of that step, all ranks."""
+    """Tokens per second of that step, all ranks."""
     left_out: tuple[ExcludedNode, ...] = ()
     problem: str | None = None
     """Why the folder cannot be read, in the state `unreadable`."""
@@ -134,7 +131,7 @@ def _changed_t(path: Path) -> float:
 
 
 def end_of_attempt(run_dir: RunDir, attempt: int) -> dict[str, Any] | None:
-    """The event by which a node ended an attempt for all of them; None: it goes on, or was lost."""
+    """Return the event by which a node ended an attempt for all; None: it runs, or was lost."""
     ends = read_lines_backwards(run_dir.events, with_any=('"attempt_ended"',))
     of_attempt = (event for event in ends if event.get("attempt") == attempt)
     return next((event for event in of_attempt if event["kind"] == "attempt_ended"), None)
@@ -161,7 +158,7 @@ def _stop_reason(events: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:
-    """How long no step has come, and what one takes else; None where they come."""
+    """Return seconds since the last step and usual seconds of a step; None where steps come."""
     said = next((event for event in reversed(events) if event["kind"] == "stalled"), None)
     if said is None or not said.get("seconds") or said.get("t") is None:
         return None, None

@@ -1,8 +1,9 @@
-"""What `telemetry/node-<k>.jsonl` holds: a node's devices, its processors and its ranks over time.
+"""Contents of `telemetry/node-<k>.jsonl`: a node's devices, processors and ranks over time.
 
-The first line of each process that writes says whom the others are of; they hold a list a field,
-one value a device or rank, so that a day of eight devices every five seconds is some 20 MB. What a
-device did not tell is null, never 0. Counters are written as they stand; rates are made on reading.
+The first line of each writing process names the node and devices of the others. Each field
+is a list with one value a device or rank, so that a day of eight devices every five seconds
+takes about 20 MB. A value that a device does not report is null, never 0. Counters are
+written as they are; rates are computed on reading.
 """
 
 import os
@@ -24,9 +25,9 @@ class Field:
     """With its unit; without one: a share from 0 to 1."""
     title: str
     kind: Literal["gauge", "counter"] = "gauge"
-    """A counter only grows, until its owner is started anew."""
+    """Kind of number: a counter only grows, until its owner is restarted."""
     never_rests: bool = False
-    """Of a device that works it is never twice the same."""
+    """Whether a working device never reports the same number twice."""
 
 
 DEVICE_FIELDS = (
@@ -68,7 +69,7 @@ NODE_FIELDS = (
 """Numbers of a node; those of a network are of all its interfaces but loopback."""
 
 SLOWED_BY = "slowed_by"
-"""Of each device, why its clock is held down: heat, power brake, ...; empty: it is not."""
+"""Reason for each device's lowered clock: heat, power brake, ...; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,11 @@ class TelemetryHeader:
     attempt: int
     cores: int
     names: tuple[str, ...]
-    """Of the devices, in the order of all lists."""
+    """Names of the devices, in the order of all lists."""
     memory_bytes: tuple[int | None, ...]
 
     def line(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the head as it is written."""
         return {
             "t": self.t,
             "node": self.node,
@@ -105,17 +106,17 @@ class TelemetrySample:
     """By field."""
     slowed_by: tuple[str | None, ...]
     xid: tuple[tuple[int, int], ...]
-    """(device, code) of the errors that the driver told since the line before."""
+    """(device, code) of the errors that the driver reported since the line before."""
     unanswered: tuple[int, ...]
     """Devices whose counters did not answer in time."""
     stuck: dict[str, tuple[int, ...]]
-    """Field -> devices whose number stands still while that of others moves."""
+    """Field -> devices whose number stays constant while that of others moves."""
     numbers: dict[str, float | None]
-    """Those of the node by field."""
+    """Numbers of the node by field."""
     ranks: dict[str, tuple[float | None, ...]]
     """``step``, ``step_s``, ``compute_s`` of each rank of the node, by local rank."""
     findings: tuple[dict[str, Any], ...] = ()
-    """What was found wrong with a device, or is over (``telemetry/health/devices.py``)."""
+    """Findings on devices, new or over (``telemetry/health/devices.py``)."""
 
 
 def nodes_with_telemetry(run: RunDir) -> dict[int, Path]:
@@ -152,7 +153,7 @@ def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[TelemetrySamp
 
 
 def read_downsampled(path: Path, *, most: int) -> list[TelemetrySample]:
-    """So many lines of a node at most, evenly spread over its file, however long that is."""
+    """Return at most ``most`` lines of a node, evenly spread over its file, however long."""
     try:
         size = path.stat().st_size if path.is_file() else 0
     except OSError:
@@ -197,7 +198,7 @@ def latest_sample(path: Path) -> TelemetrySample | None:
 
 _TAIL_BYTES = 16 * 2**10
 _LINE_BYTES = 1500
-"""Of a node of eight devices, about."""
+"""Approximate bytes of a line of a node of eight devices."""
 _NO_HEAD = TelemetryHeader(t=0.0, node="", attempt=0, cores=0, names=(), memory_bytes=())
 
 

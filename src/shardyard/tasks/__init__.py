@@ -1,1 +1,1 @@
-"""What can be learnt: a file for each task, found by its row in ``config/tasks.py``."""
+"""Tasks to train: a file for each task, found by its row in ``config/tasks.py``."""

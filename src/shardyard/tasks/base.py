@@ -1,8 +1,8 @@
-"""What a run knows of its task.
+"""Interface between a run and its task.
 
-A task is one file beside this one and one row of ``config/tasks.py``. The row says what prepares
-its data and which metrics it has; the file says what the loader yields, how losses are computed of
-that, and how an evaluation is scored.
+A task is one file next to this one and one row of ``config/tasks.py``. The row names the
+preparation of its data and its metrics. The file defines what the loader yields, how losses
+are computed from that, and how an evaluation is scored.
 """
 
 from abc import ABC, abstractmethod
@@ -22,13 +22,13 @@ from shardyard.tasks.loss_computation import Computation
 
 
 class TaskData(NamedTuple):
-    """What a run reads."""
+    """Samples that a run reads."""
 
     train: Samples
     eval: Samples | None
-    """None: nothing was held out."""
+    """Samples of the validation split; None: there is none."""
     eval_parts: Mapping[str, Samples] = MappingProxyType({})
-    """Of a mixture: what each source holds out, by name; together they are ``eval``."""
+    """Validation samples of each source of a mixture, by name; together they are ``eval``."""
 
 
 class Task(ABC):
@@ -39,7 +39,7 @@ class Task(ABC):
 
     @property
     def model(self) -> nn.Module:
-        """What is trained."""
+        """Model that is trained."""
         return self.computation.model
 
     @staticmethod
@@ -52,7 +52,7 @@ class Task(ABC):
     def compute(
         model: ParallelModel, mesh: Mesh, *, device: torch.device
     ) -> Computation[MicroBatch]:
-        """How a model of a known family computes this task."""
+        """Return the computation of this task by a model of a known family."""
 
     @staticmethod
     @abstractmethod
@@ -62,16 +62,16 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
-        """Every metric of an evaluation, by the names in the task's row.
+        """Return every metric of an evaluation, by the names in the task's row.
 
         Args:
-            loss: Its mean.
-            means: What its computation tells beside the loss.
+            loss: Mean loss.
+            means: Values of ``Computation.means``, in addition to the loss.
         """
 
     def sample(self, resolved: Resolved, mesh: Mesh, device: torch.device) -> str | None:  # noqa: ARG002
-        """Something that the trained model makes, for the report. All ranks call it together.
+        """Return output of the trained model for the report. All ranks call it together.
 
-        None: nothing was asked for, or the task has nothing to show.
+        None: no sample was requested, or the task has none to show.
         """
         return None

@@ -94,7 +94,7 @@ class MaskedTokensWithPairs(MaskedTokens):
         return super().backward(batches)
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Forward passes alone."""
+        """Run only forward passes."""
         self._weight = 0.0  # known when all were seen
         part = super().forward(batches)
         weight = self._hidden_a_pair(part.divisor, part.sums["pairs"])
@@ -110,7 +110,7 @@ class MaskedTokensWithPairs(MaskedTokens):
         }
 
     def targets(self, batch: MicroBatch) -> Tensor:
-        """What the picked tokens are, and behind them what the pairs are (1, N + B)."""
+        """Return the picked tokens' targets, followed by the labels of the pairs (1, N + B)."""
         labels_1B = batch["next_sentence_labels"][None]
         return torch.cat([super().targets(batch), labels_1B], dim=1)
 

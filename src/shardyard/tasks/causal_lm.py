@@ -36,7 +36,7 @@ def generate(
     Each is the likeliest, or at a temperature above 0 drawn by its probability.
 
     Args:
-        valid_ids: Ids that the tokenizer has, which alone are drawn: a head may have more rows.
+        valid_ids: Ids that the tokenizer has; only these are drawn: a head may have more rows.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
@@ -88,7 +88,7 @@ def _logits(
 
 
 def _row(computation: LanguageModel, index: int) -> int | None:
-    """Where this rank holds a token of a sample, if it does."""
+    """Return this rank's index of a token of a sample; None if the rank does not hold it."""
     if computation.tokens_l is None:
         return index
     local_tokens: list[int] = computation.tokens_l.tolist()
@@ -111,7 +111,7 @@ class CausalLM(LanguageTask):
 
     @classmethod
     def columns_of(cls, resolved: Resolved) -> Sequence[str]:
-        """Which tokens are learnt, where the data say so."""
+        """Return the column of learnt tokens, where the data have one."""
         return () if resolved.data.train_learnt is None else (LEARNT,)
 
     @classmethod
@@ -120,7 +120,7 @@ class CausalLM(LanguageTask):
         return mask_untrained_targets if cls.columns_of(resolved) else identity_prepare
 
     def sample(self, resolved: Resolved, mesh: Mesh, device: torch.device) -> str | None:
-        """A prompt of the recipe and how the model goes on, or what it answers."""
+        """Return a prompt of the recipe and the model's continuation, or its answer."""
         recipe, data = resolved.recipe, resolved.data
         if not recipe.task.generate_tokens:
             return None
@@ -157,7 +157,7 @@ class CausalLM(LanguageTask):
 
 
 def mask_untrained_targets(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
-    """Nothing is predicted but the tokens that are marked as learnt."""
+    """Ignore all targets but the tokens that are marked as learnt."""
     fields = dict(batch.fields)
     learnt_BL = fields.pop(LEARNT)[:, 1:] != 0
     fields["targets"] = torch.where(learnt_BL, fields["targets"], IGNORED)

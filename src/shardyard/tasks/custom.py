@@ -60,7 +60,7 @@ class CustomComputation(Computation[Any]):
         return LossSums(total, torch.stack(counts).sum())
 
     def forward(self, batches: Iterable[Any]) -> LossSums:
-        """Forward passes alone."""
+        """Run only forward passes."""
         counts: list[Tensor] = []
         losses = [self._loss(batch, counts).double() for batch in batches]
         reshard(self.roots)

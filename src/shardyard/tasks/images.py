@@ -131,7 +131,7 @@ class ImageComputation(Computation[MicroBatch]):
         self._sync = GradientSync(model, mesh)
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of an evaluation: the share of images whose class is among the first guesses."""
+        """Return an evaluation's share of images whose class is among the first guesses."""
         return {name: sums[name] / sums["images"] for name in _names()} if sums else {}
 
     def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
@@ -142,7 +142,7 @@ class ImageComputation(Computation[MicroBatch]):
         return LossSums(total, sum(counts))
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Forward passes alone, which also count right guesses."""
+        """Run only forward passes, and count right guesses."""
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         total, sums = zero, dict.fromkeys((*_names(), "images"), zero)
         for batch in batches:
@@ -161,7 +161,7 @@ class ImageComputation(Computation[MicroBatch]):
         self._sync.watcher = watcher
 
     def _loss(self, batch: MicroBatch, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum of the losses of a micro-batch, 0 of what is padding alone; its logits, labels."""
+        """Return a micro-batch's sum of losses, 0 for pure padding; its logits, labels."""
         has_weight = not batch.is_padding
         if self._norms is not None:
             self._norms.is_weightless, self._norms.counts = not has_weight, int(has_weight)
@@ -181,7 +181,7 @@ class ImageComputation(Computation[MicroBatch]):
 
 
 def _losses(logits_BC: Tensor, batch: MicroBatch, smoothing: float) -> Tensor:
-    """Of each image: of what is mixed, both labels by their shares."""
+    """Return the loss of each image; for mixed ones, of both labels by their shares."""
     losses_B = F.cross_entropy(
         logits_BC, batch["label"], reduction="none", label_smoothing=smoothing
     )
@@ -199,7 +199,7 @@ def _names() -> list[str]:
 
 
 def _right(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-    """How many images have their class among the first guesses, fp64."""
+    """Count the images that have their class among the first guesses, fp64."""
     guesses = min(max(TOP), logits_BC.shape[1])
     hits_Bk = logits_BC.topk(guesses, dim=1).indices == labels_B[:, None]
     return {f"top{k}": hits_Bk[:, :k].any(dim=1).sum().double() for k in TOP}

@@ -1,4 +1,4 @@
-"""What tasks of text have in common: samples of tokens, judged by the mean loss of a token."""
+"""Common parts of text tasks: samples of tokens, judged by the mean loss of a token."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,16 +34,16 @@ class LanguageTask(Task):
     """Reads text as samples of tokens, and is judged by the mean loss of a token."""
 
     columns: ClassVar[tuple[str, ...]] = ()
-    """What it reads beside the tokens, by the names that an encoder of ``data.format`` gives."""
+    """Columns read besides the tokens, by the names that an encoder of ``data.format`` gives."""
 
     @classmethod
     def columns_of(cls, resolved: Resolved) -> Sequence[str]:  # noqa: ARG003
-        """Of these, what it reads of the data of a run."""
+        """Return the columns among these that it reads of a run's data."""
         return cls.columns
 
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:  # noqa: ARG004
-        """What the task makes of a micro-batch of text, where it is read."""
+        """Return the task's change of a micro-batch of text, made where the batch is read."""
         return identity_prepare
 
     @classmethod
@@ -134,7 +134,7 @@ class LanguageTask(Task):
 
     @staticmethod
     def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
-        """Loss in nats a token, and what is told beside it."""
+        """Return the loss in nats a token, and the values to report with it."""
         return {"loss": loss, "perplexity": perplexity(loss), **means}
 
 

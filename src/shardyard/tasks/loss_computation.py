@@ -1,4 +1,4 @@
-"""What a step knows of the way to its losses, on this rank; a recipe's step, and a script's."""
+"""Computation of a step's losses on this rank, for a recipe's step and a script's."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,30 +13,32 @@ Batch = TypeVar("Batch")
 
 
 class LossSums(NamedTuple):
-    """What this rank adds to a step: summed over all ranks these are the step's."""
+    """Contribution of this rank to a step; the sum over all ranks is the step's."""
 
     loss_sum: Tensor
     """fp64, on the device."""
     divisor: int | Tensor
-    """How many losses there are: the step's loss is the sum divided by it, once."""
+    """Number of losses: the step's loss is the sum divided by it, once."""
     sums: Mapping[str, Tensor] = {}
-    """What is counted beside the loss, by name; fp64, and of the same names and sizes on all
-    ranks."""
+    """Sums counted in addition to the loss, by name; fp64.
+
+    All ranks have the same names and sizes.
+    """
 
 
 class Computation(ABC, Generic[Batch]):
-    """How the losses of micro-batches are computed on this rank, with and without gradients."""
+    """Computation of micro-batch losses on this rank, with and without gradients."""
 
     model: nn.Module
     """With a pipeline, the modules of all stages of this rank."""
     roots: Sequence[nn.Module]
-    """What is sharded as a whole: the stages of this rank, or the model."""
+    """Modules that are sharded as a whole: the stages of this rank, or the model."""
     tied_across_stages: Collection[str] = ()
     """Names of parameters that both ends of a pipeline hold."""
     loss_scale: LossScale
-    """What all its losses begin their gradients with."""
+    """Loss scale with which all its losses begin their gradients."""
     statistics: Sequence[Statistics] = ()
-    """What modules count beside the loss."""
+    """Statistics that modules count in addition to the loss."""
     fixed_settings: Mapping[str, str] = {}
     """Settings that this model learns by, and others do not -> why: a resume keeps them."""
 
@@ -45,7 +47,7 @@ class Computation(ABC, Generic[Batch]):
         raise NotImplementedError(f"{type(self).__name__} cannot be watched: {watcher}")
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
-        """What is told beside the loss, each a number, of ``LossSums.sums`` added up over all ranks."""
+        """Return numbers to report with the loss, from ``LossSums.sums`` added up over all ranks."""
         return {}
 
     @abstractmethod
@@ -57,4 +59,4 @@ class Computation(ABC, Generic[Batch]):
 
     @abstractmethod
     def forward(self, batches: Iterable[Batch]) -> LossSums:
-        """Forward passes alone; each micro-batch is asked for when its turn comes."""
+        """Run only forward passes; each micro-batch is read when its turn comes."""

@@ -56,7 +56,7 @@ class MaskedTokens(LanguageModel):
         return part._replace(sums=self._sums(part.divisor))
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Forward passes alone; counts what was hidden, too."""
+        """Run only forward passes; counts the hidden tokens, too."""
         frequency_V = torch.zeros(self._vocab_size, dtype=torch.int64)
         part = super().forward(self._iter_selected(batches, frequency_V))
         frequency = frequency_V.to(self._device, torch.float64)
@@ -71,7 +71,7 @@ class MaskedTokens(LanguageModel):
         return told
 
     def targets(self, batch: MicroBatch) -> Tensor:
-        """What the picked tokens of all ranks of tp are (1, T x N)."""
+        """Return the targets of the picked tokens of all tp ranks (1, T x N)."""
         return batch["predicted_targets"]
 
     def _count(self, logits: Tensor, targets: Tensor) -> None:
@@ -134,7 +134,7 @@ _MARKS = ("[CLS]", "[SEP]", "[PAD]")
 
 
 class MaskedLM(LanguageTask):
-    """What is predicted stands in the targets, and the head computes nothing else."""
+    """Masked language modelling: the targets are the hidden tokens; the head computes only them."""
 
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:
@@ -177,7 +177,7 @@ class Masking:
     split: str
     mask_id: int
     vocab_size: int
-    """Of the tokenizer: random tokens are drawn from it."""
+    """Vocabulary size of the tokenizer, from which random tokens are drawn."""
     marks: tuple[int, ...] = ()
     """Tokens that are never hidden: those that hold samples of BERT together."""
 
@@ -233,7 +233,7 @@ def mark_ids(tokenizer_file: Path) -> tuple[int, ...]:
 
 
 def _choose(key_B1: Tensor, counters_L: Tensor, *, is_text_BL: Tensor) -> Tensor:
-    """Which tokens are to be predicted: at least one of each row that has text."""
+    """Choose the tokens to predict: at least one of each row that has text."""
     is_chosen_BL = is_text_BL & ~keep_mask(key_B1, counters_L, drop=MASKED_SHARE)
     draw_BL = random_bits(key_B1, counters_L).bitwise_right_shift(11).bitwise_and(2**53 - 1)
     nearest_B1 = torch.where(is_text_BL, draw_BL, 2**53).argmin(dim=1, keepdim=True)

@@ -60,7 +60,7 @@ class LanguageModel(Computation[MicroBatch]):
         return LossSums(self._counted(total), divisor)
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Forward passes alone."""
+        """Run only forward passes."""
         total, divisor = torch.zeros((), dtype=torch.float64, device=self._device), 0
         for batch in batches:
             divisor += self._divisor([batch])
@@ -69,7 +69,7 @@ class LanguageModel(Computation[MicroBatch]):
         return LossSums(self._counted(total), divisor)
 
     def watch(self, watcher: Watcher) -> None:
-        """Follow its backward passes; those of a pipeline nobody can."""
+        """Follow its backward passes; those of a pipeline cannot be followed."""
         assert self._sync is not None
         self._sync.watcher = watcher
 
@@ -86,7 +86,7 @@ class LanguageModel(Computation[MicroBatch]):
         )
 
     def targets(self, batch: MicroBatch) -> Tensor:
-        """What the tokens of this rank predict (B, l)."""
+        """Return the targets of this rank's tokens (B, l)."""
         return self._local_tokens(batch["targets"])
 
     def output(self, batch: MicroBatch) -> Tensor | None:
@@ -129,7 +129,7 @@ class LanguageModel(Computation[MicroBatch]):
         return batch.to(self._device)
 
     def _through(self, inputs: Inputs) -> Any:
-        """What the end of the model returns, where it is; else None."""
+        """Return the output of the model's end on ranks that have it; else None."""
         through = self.model if self.pipeline is None else self.pipeline.output
         return through(*inputs)
 

@@ -47,7 +47,7 @@ from shardyard.telemetry.vendors import (
 VENDORS: tuple[Opens, ...] = (open_nvml, open_amdsmi, open_hlml)
 
 _PATIENCE_S = 1.0
-"""So long a line waits for the devices' answers, at most half its interval."""
+"""Longest wait of a line for the devices' answers, at most half its interval."""
 _ERROR_WAIT_S = 5.0
 _NICE = 10
 """Training goes first."""
@@ -70,7 +70,7 @@ class Devices:
 
     @property
     def devices(self) -> list[Device]:
-        """What they are, as far as they have answered."""
+        """Devices that have answered so far."""
         return [watched.device for watched in self._watched]
 
     def ask(self) -> None:
@@ -112,7 +112,7 @@ class Devices:
 
 
 class FromAgent:
-    """What the agent says of its ranks, and that it is there."""
+    """Messages of the agent on its ranks, which also show that it is alive."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -133,7 +133,7 @@ class FromAgent:
         return True
 
     def take(self) -> dict[str, Any]:
-        """What came since the last line."""
+        """Return the messages since the last line."""
         ranks, self.ranks = self.ranks, None
         return {"ranks": ranks} if ranks else {}
 

@@ -1,4 +1,7 @@
-"""What a node's kernel counts: processors, memory, disks and network. Missing is None, never 0."""
+"""Counters of a node's kernel: processors, memory, disks and network.
+
+Missing is None, never 0.
+"""
 
 import os
 import time
@@ -34,9 +37,9 @@ class Throttled:
 
 
 _SECTOR_BYTES = 512
-"""Of /proc/diskstats, whatever a disk's own are."""
+"""Sector size in /proc/diskstats, independent of a disk's own."""
 _IDLE = (3, 4)
-"""Of a processor's times in /proc/stat: idle, and idle while a disk is waited for."""
+"""Indices of idle times in /proc/stat: idle, and idle while waiting for a disk."""
 
 
 class Host:

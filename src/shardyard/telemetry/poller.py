@@ -1,4 +1,4 @@
-"""Which numbers stand still although they should not: their counter hangs, not the device."""
+"""Detection of numbers that wrongly stay constant: their counter hangs, not the device."""
 
 import sys
 import threading
@@ -46,12 +46,12 @@ class StuckCounterDetector:
 
 
 class DevicePoller:
-    """Reads when asked to, and says so to whoever waits.
+    """Device that is read on request, and reports each answer to its reader.
 
     Args:
-        name: What the device is; asked once.
-        read: Its numbers.
-        answered: Told whenever a question is answered. A queue, as a condition that all devices
+        name: Returns the device; called once.
+        read: Returns its numbers.
+        answered: Queue that gets an entry at each answer. A condition that all devices
             share would wake all of their threads at each answer.
     """
 
@@ -62,7 +62,7 @@ class DevicePoller:
         completions: "SimpleQueue[None]",
     ) -> None:
         self.device = Device(name="", memory_bytes=None)
-        """What it is, from its first answer on."""
+        """Device, from its first answer on."""
         self._name = name
         self._read = read
         self._completions = completions

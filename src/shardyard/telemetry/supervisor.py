@@ -1,4 +1,4 @@
-"""The process that writes telemetry, as a node's agent keeps it: started, told of ranks, heard."""
+"""Process that writes telemetry, kept by a node's agent: started, given ranks, read."""
 
 import json
 import os
@@ -14,20 +14,20 @@ from shardyard.io.polling import poll_in_background
 from shardyard.python_program import python_program
 
 _END_S = 2.0
-"""Within which it ends by itself once nobody speaks to it any more."""
+"""Seconds within which it ends by itself once no process writes to it any more."""
 
 Ranks = Mapping[str, Sequence[float | None]]
 """``step``, ``step_s`` and ``compute_s`` of a node's ranks, by local rank."""
 
 
 class TelemetrySupervisor:
-    """One node's in one attempt; training does not depend on it.
+    """Telemetry process of one node in one attempt; training does not depend on it.
 
     Args:
-        file: Where to.
-        every_s: Between two lines; None: nothing is written.
+        file: File to write to.
+        every_s: Seconds between two lines; None: no line is written.
         devices: Accelerators of the run on this node; 0: it computes on processors.
-        ranks: Asked before each line; empty while no rank has noted anything.
+        ranks: Called before each line; empty until a rank has written its heartbeat.
         environ: Variables of its process, without secrets.
     """
 
@@ -51,7 +51,7 @@ class TelemetrySupervisor:
         self._findings: list[dict[str, Any]] = []
 
     def findings(self) -> list[dict[str, Any]]:
-        """What it has found wrong with this node's devices so far, in order."""
+        """Problems found with this node's devices so far, in order."""
         return list(self._findings)
 
     @contextmanager
@@ -87,7 +87,7 @@ class TelemetrySupervisor:
                 thread.join()
 
     def _send_ranks(self, pipe: int) -> bool:
-        """Returns True once nobody listens any more."""
+        """Send the ranks; return True once the other end is closed."""
         try:
             if found := self._ranks():
                 os.write(pipe, json.dumps(found).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What is asked of a vendor's library: its devices, and the numbers of one of them."""
+"""Interface of a vendor's library: its devices, and the numbers of one of them."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from shardyard.hardware.machine import named_devices
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What one device told; None: it did not, which is not 0."""
+    """Numbers of one device; None: not reported, which is not 0."""
 
     utilisation: float | None = None
     """Share of the time in which any kernel ran, 0 to 1."""
@@ -26,9 +26,9 @@ class Reading:
     nvlink_sent_bytes: int | None = None
     nvlink_received_bytes: int | None = None
     pcie_link_bytes_per_s: int | None = None
-    """What its link is set to now, one way; a device at rest may lower it."""
+    """Current setting of its link, one way; a device at rest may lower it."""
     pcie_link_most_bytes_per_s: int | None = None
-    """What it and its slot could be set to."""
+    """Highest setting that it and its slot support."""
     slowed_by: str | None = None
     """Why its clock is held down, beyond what is usual; empty: it is not."""
 
@@ -48,7 +48,7 @@ class Counters(Protocol):
     def count(self) -> int: ...
 
     def device(self, index: int) -> Device:
-        """What a device is; like ``read`` it may take long, and raise whatever the library does."""
+        """Return a device; like ``read`` it may take long, and raise any error of the library."""
         ...
 
     def read(self, index: int) -> Reading:
@@ -61,7 +61,7 @@ class Counters(Protocol):
 
 
 Opens = Callable[[int], Counters | None]
-"""How a library is opened, of so many devices at most; None: it is not there, or sees none."""
+"""Function that opens a library for at most so many devices; None: missing, or sees none."""
 
 
 def query_number(question: Callable[[], object], *, times: float = 1.0) -> float | None:
@@ -76,7 +76,7 @@ def query_number(question: Callable[[], object], *, times: float = 1.0) -> float
 
 
 def query_count(question: Callable[[], object], *, times: int = 1) -> int | None:
-    """As ``query_number``, of a count."""
+    """Ask like ``query_number``, and return a whole number."""
     found = query_number(question, times=times)
     return None if found is None else int(found)
 
@@ -100,11 +100,14 @@ _LANE_BYTES_PER_S = {
     1: 250_000_000, 2: 500_000_000, 3: 984_615_385, 4: 1_969_230_769, 5: 3_938_461_538,
     6: 7_562_500_000,
 }  # fmt: skip
-"""Of one lane of a PCIe generation, one way: 2.5, 5, 8, 16, 32, 64 GT/s less their coding (8b/10b;
-128b/130b; 242 of 256 bytes of a flit). Source: PCI Express Base Specification 6.0."""
+"""Bandwidth of one lane of a PCIe generation, one way.
+
+2.5, 5, 8, 16, 32, 64 GT/s less their coding (8b/10b; 128b/130b; 242 of 256 bytes of a
+flit). Source: PCI Express Base Specification 6.0.
+"""
 
 _ALL_LINKS = 0xFFFFFFFF
-"""As the scope of a field: the sum over a device's links."""
+"""Scope of a field that means the sum over a device's links."""
 
 
 def open_nvml(most: int) -> "Nvml | None":
@@ -145,13 +148,13 @@ class Nvml:
         self._nvml = nvml
         self._handles = handles
         self._unsupported: list[set[str]] = [set() for _ in handles]
-        """Of each device, the questions that it does not answer."""
+        """Questions that each device does not answer."""
         self._most: dict[int, int | None] = {}
         self._errors = self._listen()
 
     @property
     def count(self) -> int:
-        """Of devices."""
+        """Number of devices."""
         return len(self._handles)
 
     def device(self, index: int) -> Device:
@@ -272,7 +275,7 @@ class Nvml:
 
 
 def _value(nvml: Any, field: Any) -> int:
-    """What a field holds, by the type that it says."""
+    """Return a field's value, by its stated type."""
     match field.valueType:
         case nvml.NVML_VALUE_TYPE_DOUBLE:
             return int(field.value.dVal)
@@ -318,7 +321,7 @@ class Amdsmi:
 
     @property
     def count(self) -> int:
-        """Of devices."""
+        """Number of devices."""
         return len(self._handles)
 
     def device(self, index: int) -> Device:
@@ -388,7 +391,7 @@ class Hlml:
 
     @property
     def count(self) -> int:
-        """Of devices."""
+        """Number of devices."""
         return len(self._handles)
 
     def device(self, index: int) -> Device:

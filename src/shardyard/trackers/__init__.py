@@ -1,1 +1,1 @@
-"""Runs shown elsewhere: W&B and MLflow, sent by a process beside the run that nothing waits for."""
+"""Runs shown in W&B and MLflow, sent by a process next to the run without delaying it."""

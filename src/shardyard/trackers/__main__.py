@@ -1,10 +1,10 @@
 """`python -m shardyard.trackers RUN_DIR SERVICE --attempt N`: sends a run until stdin ends.
 
-A process of its own: a client may hang, or take long, and nobody waits for it but for a while at
-the end. The last line of stdin says when that is over, in seconds of the machine's monotonic clock,
-which all processes share. Each line of stdout is one
-JSON object: {"address"}, {"problem"}, and at the end {"unsent", "problem"}. Keys of services are in
-the environment, and nowhere else.
+It is a separate process: a client may hang, or take long, and only the end of the run waits
+for it, for a while. The last line of stdin sets the end of that wait, in seconds of the
+machine's monotonic clock, which all processes share. Each line of stdout is one JSON
+object: {"address"}, {"problem"}, and at the end {"unsent", "problem"}. Keys of services are
+only in the environment.
 """
 
 import argparse
@@ -34,12 +34,12 @@ _NICE = 10
 _NOT_FOR_IT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Slurm asks all processes of a node to stop; the run drains first, and stdin says when it has."""
 _ORPHAN_S = 120.0
-"""So long a run whose command line was killed is followed while it drains."""
+"""Seconds for which a run is followed while it drains, after its command line was killed."""
 _ORPHAN_END_S = 20.0
 
 
 class Parent:
-    """What the process that started this one says, and is told."""
+    """Messages from and to the process that started this one."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._stdout = stdout
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _give_up(sending: Uploader, parent: Parent, hidden: list[str]) -> None:
-    """End the process when its time is over, whatever it is doing."""
+    """End the process when its time is over, in any state."""
     parent.wait()
     until_s = parent.until_s or time.monotonic() + _ORPHAN_S + _ORPHAN_END_S
     time.sleep(max(0.0, until_s - time.monotonic()))
@@ -124,7 +124,7 @@ def _give_up(sending: Uploader, parent: Parent, hidden: list[str]) -> None:
 
 
 def _follow_orphan(sending: Uploader, run: RunDir, attempt: int) -> None:
-    """Go on while the agent, whose command line was killed, drains."""
+    """Continue while the agent, whose command line was killed, drains."""
     until_s = time.monotonic() + _ORPHAN_S
     while not has_attempt_ended(run, attempt) and time.monotonic() < until_s:
         sending.poll()
@@ -147,7 +147,7 @@ def _secret_names(run: RunDir, attempt: int) -> list[str]:
 
 
 def _own_pipes() -> tuple[int, int]:
-    """The pipes to the parent, for this process alone: clients start others, which keep theirs."""
+    """Return the parent's pipes, only for this process: clients start others, which keep theirs."""
     pipes = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

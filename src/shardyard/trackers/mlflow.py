@@ -1,8 +1,8 @@
 """MLflow: one run for each of ours, found again by a tag; a server takes a point once.
 
-The server keys a point by name, step, time and value, and all of these follow from the run's
-folder: what is sent twice, as its answer was lost, is there once. How many lines it has had stands
-in a tag that comes with them.
+The server keys a point by name, step, time and value, and all of these follow from the
+run's folder. Lines that are sent twice, as the answer was lost, are stored once. A tag that
+comes with the lines holds the number that the server has had.
 """
 
 import json
@@ -32,7 +32,7 @@ _STATUS: dict[Outcome, str] = {
 }
 
 _MOST_METRICS, _MOST_PARAMS = 900, 100
-"""In one request; servers refuse more than 1,000 values in all, and 100 parameters."""
+"""Most in one request; servers reject more than 1,000 values in all, and 100 parameters."""
 _LONGEST = 500
 """Characters of a parameter that servers of any version take."""
 

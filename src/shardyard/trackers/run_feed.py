@@ -1,6 +1,6 @@
-"""What of a run's folder is sent: its settings, its lines as they come, and how it ended.
+"""Data of a run's folder to send: its settings, its lines as they come, and its end.
 
-All of it follows from the files alone, to the bit: whoever sends a line again sends the same.
+All of it follows only from the files, to the bit: sending a line again sends the same.
 """
 
 import os
@@ -44,17 +44,17 @@ _RESULT = (
     "steps_done", "tokens", "loss", "eval_loss", "best_eval_loss", "tokens_per_s", "step_time_s",
     "peak_memory_bytes", "wall_s", "effective_share", "restarts", "skipped_steps",
 )  # fmt: skip
-"""Of the report's numbers."""
+"""Names of the report's numbers."""
 
 _LOST_EXIT_CODE = 255
 _PAUSES = ("evaluated", "checkpoint_started")
 
 
 def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:
-    """What an attempt is to do, and what was predicted for it.
+    """Return the task of an attempt, and the predictions for it.
 
     Raises:
-        RequestError: The folder does not say: resolved.json is missing or torn.
+        RequestError: resolved.json is missing or torn.
     """
     resolved = read_resolved(run.resolved(attempt))
     settings = resolved.recipe.model_dump(mode="json", exclude={"secrets": True, "launch": {"env"}})
@@ -71,10 +71,10 @@ def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:
 
 
 def end_of(run: RunDir, attempt: int, *, now_t: float) -> AttemptEnd:
-    """How an attempt ended; lost where it has not said so.
+    """Return the end of an attempt; lost without a final event.
 
     Args:
-        now_t: Unix seconds, for an attempt that said nothing.
+        now_t: Unix seconds, for an attempt without a final event.
     """
     said = end_of_attempt(run, attempt)
     if said is None:
@@ -253,16 +253,16 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 # One service is sent what it lacks, again and again, until the run has ended.
 
 _AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
-"""Between tries while a service takes nothing; each time twice as long."""
+"""Seconds between tries while a service accepts no data; each time twice as long."""
 _AT_END_AGAIN_S = 1.0
 
 
 class Uploader:
-    """To one service, of one attempt.
+    """Sender of one attempt to one service.
 
     Args:
-        tell: Hears why a service takes nothing, once until it takes something again.
-        address: Hears where the run can be seen, once it can.
+        tell: Called with the reason why a service accepts no data, once until it accepts some.
+        address: Called with the address of the run, once it is visible.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Uploader:
         self._next_s = 0.0
         """When to try again, by the monotonic clock."""
         self.problem = ""
-        """Why it takes nothing now; empty where it does."""
+        """Reason why it accepts no data now; empty where it does."""
 
     @property
     def unsent(self) -> int | None:
@@ -305,7 +305,7 @@ class Uploader:
         """Send what is left, and how the attempt ended; False: it was not all taken.
 
         Args:
-            until_s: By the monotonic clock; from then on nothing is tried again.
+            until_s: By the monotonic clock; from then on there are no more tries.
         """
         end = end_of(self._metadata.run, self._metadata.attempt, now_t=time.time())
         while True:

@@ -1,4 +1,4 @@
-"""What every service is to the process that sends to it, and what there is to send."""
+"""Interface of every service to the process that sends to it, and the data to send."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from shardyard.rundir.layout import RunDir
 Outcome = Literal["finished", "drained", "failed", "lost"]
 
 CALL_S = 10.0
-"""So long one call waits for an answer."""
+"""Seconds that one call waits for an answer."""
 
 PREFIXES = {"wandb": "WANDB_", "mlflow": "MLFLOW_"}
-"""Service -> how the variables begin that its client reads; of the secrets it gets these alone."""
+"""Service -> prefix of the variables that its client reads; it gets only secrets with it."""
 
 WORDS = {"wandb": "W&B", "mlflow": "MLflow"}
 """Service -> its name."""
@@ -26,7 +26,7 @@ class MetricsRow:
     """One line of metrics.jsonl that has something to show."""
 
     number: int
-    """Of the line, from 1: lines are never taken back, so that it only grows."""
+    """Number of the line, from 1: lines are never taken back, so that it only grows."""
     step: int
     t: float
     """Unix seconds at which the step ended."""
@@ -36,7 +36,7 @@ class MetricsRow:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptMetadata:
-    """What is known of an attempt before its first step."""
+    """Facts about an attempt before its first step."""
 
     run: RunDir
     attempt: int
@@ -48,12 +48,12 @@ class AttemptMetadata:
     settings: Mapping[str, Any]
     """The resolved recipe by section, without what is not for others' eyes."""
     predicted: Mapping[str, float]
-    """What the plan says."""
+    """Values predicted by the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt ended."""
+    """End of an attempt."""
 
     outcome: Outcome
     """lost: it said no word."""
@@ -86,11 +86,11 @@ class Service(Protocol):
 
     @property
     def keeps_count(self) -> bool:
-        """Whether rows that ``send`` has returned from are there, whatever comes."""
+        """Whether rows that ``send`` has returned from are safely stored."""
 
     @property
     def address(self) -> str:
-        """Where a person sees the run."""
+        """Address at which a person sees the run."""
 
 
 def flat(settings: Mapping[str, Any], *, at: str = "") -> dict[str, Any]:

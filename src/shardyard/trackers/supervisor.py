@@ -1,7 +1,7 @@
-"""The processes that send a run, as what looks after its agent keeps them: started, heard, ended.
+"""Processes that send a run, kept by the agent's supervisor: started, read, ended.
 
-Training knows nothing of them. At the end each has a while to send what is left; then it is killed,
-and what was not sent stays in the run's folder, from where it can be sent later.
+Training does not depend on them. At the end each has a while to send what is left; then it
+is killed. Unsent lines stay in the run's folder, from where they can be sent later.
 """
 
 import os
@@ -25,9 +25,9 @@ from shardyard.rundir.layout import RunDir
 from shardyard.trackers.service import PREFIXES, WORDS, without_user
 
 END_S = 30.0
-"""So long an end of a run waits for services that have not all yet."""
+"""Seconds that the end of a run waits for services with unsent lines."""
 _HASTE_S = 5.0
-"""Where the run has come to no end of its own: it was stopped before it began, or worse."""
+"""Wait for a run without an end of its own: it was stopped before it began, or worse."""
 _GRACE_S = 2.0
 """For the process itself to end in."""
 _AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
@@ -36,7 +36,7 @@ _AGAIN_S, _AGAIN_AT_MOST_S = 5.0, 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class UploadResult:
-    """What came of sending a run to one service."""
+    """Result of sending a run to one service."""
 
     service: str
     unsent: int | None
@@ -49,7 +49,7 @@ class UploadResult:
         return self.unsent == 0 and not self.problem
 
     def words(self) -> str:
-        """What is missing there, and why."""
+        """Describe the missing lines, and the reason."""
         if self.unsent is None:
             return f"{WORDS[self.service]} may not have all of the run: {self.problem}"
         lines = f"{self.unsent:,} line{'' if self.unsent == 1 else 's'} of metrics.jsonl"
@@ -79,7 +79,7 @@ class Exporters:
             process.end(self._until_s)
 
     def wait(self) -> list[UploadResult]:
-        """What came of it, once they have ended or their time is over."""
+        """Return the results, once the processes have ended or their time is over."""
         self.end()
         return [process.wait() for process in self._processes]
 
@@ -119,7 +119,7 @@ def send_now(
 
 
 def environment_for(service: str, recipe: Recipe, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of the run's secrets a service's process gets those that are its own, by their names."""
+    """Return a service's environment, with only the run secrets that carry its prefix."""
     prefix = PREFIXES[service]
     return {
         name: value
@@ -158,7 +158,10 @@ def _write(run: RunDir, attempt: int, kind: str, **fields: Any) -> None:
 
 
 class _Process:
-    """The one of a service; one that dies is started again, and goes on where the service says."""
+    """Process of one service.
+
+    One that dies is restarted, and continues from the line that the service reports.
+    """
 
     def __init__(self, service: str, run: RunDir, attempt: int, environ: Mapping[str, str]) -> None:
         self._service = service
@@ -188,7 +191,7 @@ class _Process:
             self._send_end()
 
     def wait(self) -> UploadResult:
-        """What it said last, once it has ended or its time is over."""
+        """Return its last message, once it has ended or its time is over."""
         self._thread.join(max(0.0, self._until_s - time.monotonic()) + _GRACE_S)
         if self._thread.is_alive():
             with self._lock:

@@ -1,8 +1,9 @@
-"""Weights & Biases: one run for each of ours, with our id; it is asked which line it has last.
+"""Weights & Biases: one run for each of ours, with our id; it reports the last line it has.
 
-W&B wants steps of its own that only grow, so these are numbers of lines of metrics.jsonl; curves
-are drawn over our steps. Its client is a process that keeps what was logged, tries again by itself
-for as long as it lives, and tells nobody: whether all has come is known when it has ended.
+W&B wants steps of its own that only grow, so these are numbers of lines of metrics.jsonl;
+curves are drawn over our steps. Its client is a process that keeps logged lines and tries
+again by itself for as long as it lives, without reports. Whether all has arrived is known
+when it has ended.
 """
 
 import os
@@ -35,7 +36,7 @@ class WandbTracker:
         return self._run is not None and bool(self._run.offline)
 
     def open(self, metadata: AttemptMetadata) -> int:
-        """Begin the run there, or go on with it."""
+        """Begin the run in the service, or continue it."""
         if self._wandb is not None:
             self._wandb.teardown(exit_code=1)  # what is left of a try that failed
         os.environ.update(_OF_CLIENT)
@@ -95,7 +96,7 @@ class WandbTracker:
             raise _convert_error(self._wandb, error) from error
 
     def _settings(self, url: str | None) -> Any:
-        """Nothing of the machine, the code or the output goes along: what is sent is said."""
+        """Return settings that send no data of the machine, the code or the output."""
         place = {} if url is None else {"base_url": url}
         return self._wandb.Settings(
             **place,

@@ -56,17 +56,20 @@ class Allocation:
 
     bytes: int
     operator: str
-    """That made it."""
+    """Operator that made it."""
     segment: int
-    """Of operators that autograd records one after the other: a forward pass, or the recompute of
-    one block. What outlives its stretch was kept for a backward pass."""
+    """Stretch of operators that autograd records one after the other.
+
+    A stretch is a forward pass, or the recompute of one block. An allocation that outlives its
+    stretch was kept for a backward pass.
+    """
     is_recorded: bool
     """Whether autograd recorded when it was made, or a function of our own in a forward pass."""
     outlives_segment: bool = False
     category: str | None = None
 
     def kind(self) -> str:
-        """What it was for, as far as that has been shown."""
+        """Return the purpose of the allocation, as far as it has been shown."""
         if self.category is not None:
             return self.category
         return ACTIVATIONS if self.is_recorded and self.outlives_segment else TEMPORARY
@@ -80,7 +83,7 @@ class MemoryPeak:
     micro_batch: int
     """From 1; 0 in the optimizer step."""
     operator: str
-    """That allocated last."""
+    """Operator of the last allocation."""
     bytes: int
     terms: dict[str, int]
     """Category -> bytes; they add up to ``bytes``."""
@@ -100,10 +103,10 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Args:
         vocab_size: Entries of the vocabulary: logits are known by their shape.
-        tokens: Of one micro-batch, those with logits.
+        tokens: Tokens of one micro-batch that have logits.
         chunk: Tokens of a chunk of the loss, the last of which may have fewer.
-        micro_batches: Of the step; after the last backward pass comes the optimizer.
-        on_phase: Is told of each phase of the step as it begins.
+        micro_batches: Micro-batches of the step; after the last backward pass comes the optimizer.
+        on_phase: Called with each phase of the step as it begins.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: set[str] = set()
@@ -112,7 +115,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._micro_batches = micro_batches
         self._events: list[tuple[int, Allocation]] = []
         self._phases: list[StepPhase] = []
-        """Of each event."""
+        """Phase of each event."""
         self._live: dict[int, tuple[weakref.ref[Any], Allocation | None]] = {}
         self._phase = StepPhase(SET_UP, 0)
         self._on_phase = on_phase
@@ -206,7 +209,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _update_phase(self) -> None:
-        """Autograd knows what is going on: a backward pass runs, or operators are recorded."""
+        """Read the phase from autograd: a backward pass runs, or operators are recorded."""
         is_backward = torch_private.in_backward()
         is_recorded = torch.is_grad_enabled()
         name, micro_batch = self._phase
@@ -228,7 +231,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._on_phase(phase)
 
     def begin_step(self) -> None:
-        """What follows is the first forward pass."""
+        """Begin a step with the first forward pass."""
         self._enter(StepPhase(FORWARD, 1))
         self._segment += 1
 

@@ -76,7 +76,7 @@ def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrain
 
 
 def blocks_of_causal_lm(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """What transformers says must stay together on one device: its blocks, by full name."""
+    """Return the blocks that transformers keeps together on one device, by full name."""
     kinds = set(model._no_split_modules or ())
     named = {name: each for name, each in model.named_modules() if type(each).__name__ in kinds}
     inner = {name for name in named for other in named if name.startswith(f"{other}.")}
@@ -97,10 +97,12 @@ def loss_of_documents(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def check_documents_separated(model: PreTrainedModel, setting: str) -> None:
-    """Compute some short documents in two samples, and each alone.
+    """Check with short documents that the model keeps those of one sample apart.
+
+    It computes them in two samples, and each by itself.
 
     Args:
-        setting: What asks that they be kept apart.
+        setting: Setting that requires separate documents.
 
     Raises:
         RequestError: Their logits differ.
@@ -133,7 +135,11 @@ def check_documents_separated(model: PreTrainedModel, setting: str) -> None:
 
 
 def _logits_of_documents(model: Any, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
-    """Of positions that begin anew transformers makes the mask; where it does not, it is given."""
+    """Return logits of several documents a row.
+
+    Transformers makes the mask from restarting positions; where it does not, this function
+    passes one.
+    """
     kwargs: dict[str, Tensor] = {}
     if needs_mask(model.config.model_type):
         may_attend_B1LL = document_mask(positions_BL)
@@ -203,7 +209,7 @@ def build_custom(
 
 
 class _Reads:
-    """What a loss function of the user's own is given of a micro-batch."""
+    """Reader of the fields of a micro-batch for a loss function of the user's own."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
@@ -217,7 +223,7 @@ class _Reads:
 
 
 def _build_module(import_path: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:
-    """What the function of the user returns."""
+    """Return the model and the loss function that the user's function returns."""
     answer = _function(import_path)(vocab_size=vocab_size, seq_len=seq_len)
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     if not is_pair or not isinstance(answer[0], nn.Module) or not callable(answer[1]):

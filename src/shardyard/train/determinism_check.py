@@ -1,11 +1,11 @@
-"""Do all ranks compute the same bits? One micro-batch, twice on each of them, compared.
+"""Check that all ranks compute the same bits: one micro-batch, twice on each, compared.
 
-A device that computes wrongly now and then says nothing, and a loss that is slightly off says
-nothing either. Between two steps every rank computes the loss of the same samples with its weights,
-twice; their sum, in fp64, moves with the bits of any of them. Checked is the forward pass, without
-dropout. A bit that turned over in a weight which these samples do not read is found beside it,
-where replicas hold the same weights. Ranks of other axes than data compute different parts: such
-layouts are refused.
+A device that computes wrongly now and then reports no error, and neither does a loss that
+is slightly off. Between two steps every rank computes the loss of the same samples with its
+weights, twice; their sum, in fp64, moves with the bits of any of them. Checked is the
+forward pass, without dropout. A flipped bit in a weight which these samples do not read is
+found too, where replicas hold the same weights. Ranks of other axes than data compute
+different parts: such layouts are rejected.
 """
 
 import socket
@@ -24,7 +24,7 @@ _TIMES = 2
 
 @dataclass(frozen=True)
 class RankBits:
-    """What one rank has, that others must have too."""
+    """Bits of one rank, which must equal those of others."""
 
     rank: int
     node: str
@@ -51,7 +51,7 @@ def check_determinism(training: Training, step: int) -> None:
 
 
 def find_outliers(all_ranks: Sequence[RankBits], what: str) -> dict[int, str]:
-    """Rank -> what is told of it, for those whose bits are not those of the others."""
+    """Return rank -> its report, for ranks whose bits are not those of the others."""
     counts = Counter(bits for each in all_ranks for bits in each.bits)
     usual, most = counts.most_common(1)[0]
     if len(counts) == 1:

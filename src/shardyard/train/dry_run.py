@@ -46,7 +46,7 @@ from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
 
 OnPhase = Callable[[str, int, int], None]
-"""Is told of each phase as it begins: its name, how many were before it, how many there are."""
+"""Callback of each phase as it begins: its name, number of phases before it, total number."""
 
 _OF_EACH_PASS = 3
 """Forward, loss and backward."""
@@ -204,7 +204,7 @@ def _attention(operators: set[str]) -> str:
 
 
 def main() -> int:
-    """Answer the request on stdin; a refusal is told on stderr."""
+    """Answer the request on stdin; a rejection is reported on stderr."""
     request = parse_json(sys.stdin.read())
     try:
         answer = dry_run(

@@ -1,10 +1,10 @@
 """Averages of the weights over steps, which an evaluation and an export take in their place.
 
-Exponential moving averages of what is trained, and of the running statistics of batch
-normalisations, in fp32, each beside what it follows and split as that is. They begin as the
-weights, and follow quickly at first: by 1 - min(``optim.ema_decay``, (1 + n) / (10 + n)) at the
-n-th step, which is what EfficientNet's authors trained with (``num_updates`` of TensorFlow's
-ExponentialMovingAverage). A step that is skipped is none.
+Exponential moving averages of the trained weights and of the running statistics of batch
+normalisations, in fp32. Each is next to its tensor and split like it. They begin as the
+weights, and follow quickly at first: by 1 - min(``optim.ema_decay``, (1 + n) / (10 + n)) at
+the n-th step, which is what EfficientNet's authors trained with (``num_updates`` of
+TensorFlow's ExponentialMovingAverage). A skipped step does not count.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class WeightEma:
 
     @torch.no_grad()
     def follow(self, *, skip: Tensor) -> None:
-        """After a step, on the device; nothing moves where ``skip`` is true."""
+        """Update the averages after a step, on the device; they stay where ``skip`` is true."""
         is_taken = (~skip.bool()).double()
         self._steps += is_taken
         decay = ((1.0 + self._steps.double()) / (10.0 + self._steps.double())).clamp(

@@ -1,4 +1,4 @@
-"""How a run ends whose numbers are not finite: what a step cannot mend, and what to do now."""
+"""End of a run with numbers that are not finite: the cause, and what to do now."""
 
 import math
 from typing import Any
@@ -63,7 +63,7 @@ def not_saved(save: Abandoned, *, latest: int) -> TrainingError:
 
 
 def _describe_latest(step: int) -> str:
-    """What a resume would go on from."""
+    """Describe the checkpoint from which a resume would continue."""
     if not step:
         return "There is no checkpoint yet."
     return f"The newest checkpoint is from step {step} and finite."
@@ -72,8 +72,11 @@ def _describe_latest(step: int) -> str:
 # How a run ends whose memory runs out: what holds it, what was planned, and what to change.
 
 _FIRST_STEPS = 2
-"""Of a process: its first step finds no gradients and no state; from the second on all are alike,
-so what runs out in these runs out again. Later it may be others that took the memory."""
+"""First steps of a process that differ: its first step finds no gradients and no state.
+
+From the second on all are alike, so runs that exhaust memory in these steps will do so
+again. Later, other processes may have taken the memory.
+"""
 
 _SAYS_SO = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -84,7 +87,7 @@ _SAYS_SO = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator had nothing left: the device's, the CPU's, or Python's."""
+    """Return whether an allocator ran out of memory: the device's, the CPU's, or Python's."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _SAYS_SO)

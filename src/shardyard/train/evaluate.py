@@ -21,9 +21,9 @@ class Evaluation:
     scores: dict[str, float]
     """Every metric of the task."""
     targets: int
-    """What divided the loss."""
+    """Divisor of the loss."""
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of a mixture: the metrics of each source, by name."""
+    """Metrics of each source of a mixture, by name."""
 
     @property
     def loss(self) -> float:
@@ -94,7 +94,7 @@ def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:
 
 
 def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:
-    """This rank's share of a split, read as it is asked for."""
+    """Yield this rank's share of a split, read on demand."""
     data_ranks = mesh.layout.data_ranks
     at_once = micro_batch * data_ranks
     for start in range(0, source.num_samples, at_once):

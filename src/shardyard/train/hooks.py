@@ -1,4 +1,4 @@
-"""What the elastic layer hands to the training loop; the loop never imports that layer."""
+"""Hooks from the elastic layer into the training loop; the loop never imports that layer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +10,17 @@ from shardyard.rundir.jsonl import EventWriter
 
 
 class WorkerPhase(IntEnum):
-    """What a rank is at; each takes its own time."""
+    """Phase of a rank; each takes its own time."""
 
     SET_UP = 0
-    """From the start of the process; the number of a record that nobody has written."""
+    """From the start of the process; the number of a record that was never written."""
     RESTORE = 1
     """Reads a checkpoint."""
     FIRST_STEP = 2
-    """Of a process: compiles, and takes the memory that later steps use again. Or one that is
-    profiled: no measure of the others."""
+    """First step of a process: compiles, and takes the memory that later steps use again.
+
+    Or a profiled step: neither is a measure of the others.
+    """
     DATA = 3
     """Waits for the samples of a step."""
     STEP = 4
@@ -34,12 +36,12 @@ class WorkerPhase(IntEnum):
 
     @property
     def words(self) -> str:
-        """As people read it."""
+        """Name of the phase for people."""
         return self.name.lower().replace("_", " ")
 
 
 class Heartbeat:
-    """Where a rank notes what it does, for whoever watches it from outside; this one forgets it."""
+    """Heartbeat of a rank for outside observers; this one discards it."""
 
     def enter(self, phase: WorkerPhase) -> None:
         """Be at this phase from now on."""
@@ -61,12 +63,12 @@ _NO_NOTES = Heartbeat()
 
 
 def _nothing(_step: int) -> None:
-    """What is done to a process that no drill has chosen."""
+    """Leave this process as it is: no drill has chosen it."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """How a drill breaks the training of this process."""
+    """Faults by which a drill breaks the training of this process."""
 
     gradient_steps: frozenset[int] = frozenset()
     """NaN in a gradient, before the step is judged."""
@@ -79,12 +81,12 @@ class Faults:
 
 
 def no_memory(_label: str, _size_bytes: int | None = None, /) -> None:
-    """Where no agent owns memory that outlives this process."""
+    """Hold no memory: no agent owns memory that outlives this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """How the loop learns of a drain, and where it reports."""
+    """Connections of the loop: drain requests in, reports out."""
 
     generation: int
     """Membership inside the attempt that this process belongs to."""
@@ -95,6 +97,6 @@ class Hooks:
     memory: MemoryProvider = no_memory
     """The node's memory that outlives this process, by label."""
     faults: Faults = Faults()
-    """What a drill asks for; nothing in a real run."""
+    """Faults that a drill requests; none in a real run."""
     heartbeat: Heartbeat = _NO_NOTES
-    """Outside an agent nobody reads them."""
+    """Heartbeat of the rank; without an agent it is discarded."""

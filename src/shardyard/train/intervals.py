@@ -17,14 +17,14 @@ from shardyard.rundir.jsonl import EventWriter, read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 
 UNKNOWN_MTBF_S = 86_400.0
-"""Where no plan says how often such machines fail. Assumed: once a day."""
+"""Assumed time between failures without a plan's estimate: once a day."""
 FIRST_EVERY = 10
 """Steps until the cost of one is known: measured soon, as a plan's step may be far off."""
 
 Kind = Literal["snapshot_interval", "checkpoint_interval"]
 """The event that tells of a new one."""
 _EXPECTED = {"snapshot_interval": "snapshot_mtbf_s", "checkpoint_interval": "checkpoint_mtbf_s"}
-"""What a plan calls the time between failures that each is there for."""
+"""Plan's name of the time between failures for each kind of interval."""
 
 
 def open_interval(

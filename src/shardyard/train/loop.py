@@ -317,10 +317,11 @@ class Loop:
         )
 
     def _save(self) -> None:
-        """Start a checkpoint of the step just done; training goes on while it is written.
+        """Start a checkpoint of the step just done; training continues while it is written.
 
-        While steps are skipped the state may be why, so the save waits for one that is taken. Of
-        the last step of a run there is none to wait for: then nothing older makes room for it.
+        While steps are skipped the state may be why, so the save waits for one that is taken. After
+        the last step of a run there is none to wait for: then no older checkpoint is removed for
+        it.
         """
         training, step = self.training, self.progress.step
         self.save_deferred = self.skipped_in_row > 0 and not self._is_complete()
@@ -376,7 +377,7 @@ class Loop:
         self.snapshot_step = step
 
     def _values(self) -> dict[str, Any]:
-        """What is saved beside the tensors."""
+        """Return the values that are saved with the tensors."""
         training, scaling = self.training, self.training.stepper.scaling
         exact = training.stepper.exact
         return checkpoint_values(
@@ -417,7 +418,7 @@ class Loop:
                 self.abandoned = save
 
     def _end(self) -> str:
-        """Make the last step durable; where a drain cannot, the checkpoint before it stands."""
+        """Make the last step durable; where a drain cannot, the checkpoint before it stays."""
         self.profiles.end(is_draining=not self._is_complete(), is_last=self.training.is_last)
         self._save()
         self.heartbeat.enter(WorkerPhase.WRITE)

@@ -18,13 +18,13 @@ class Totals:
     loss_sum: Tensor
     divisor: Tensor
     sums: Mapping[str, Tensor]
-    """What was counted beside the loss, by name."""
+    """Sums counted in addition to the loss, by name."""
     others: Tensor
-    """What the caller added."""
+    """Sums that the caller added."""
     rows: Sequence[tuple[Statistics, Tensor]]
 
     def give_back(self, *, skipped: Tensor) -> list[Tensor]:
-        """Hand the statistics of the step to whoever counted them; returns their metrics."""
+        """Return step statistics to the modules that counted them, and return their metrics."""
         given = (statistics.give_back(row, skipped=skipped) for statistics, row in self.rows)
         return [number for numbers in given for number in numbers]
 

@@ -1,11 +1,11 @@
-"""How fp16's loss scale moves: the rule of torch.amp.GradScaler, without waiting for the device.
+"""Dynamic loss scale of fp16, as in torch.amp.GradScaler, without waiting for the device.
 
-fp16 ends at 65,504 and has few bits below 6e-5, so gradients are computed a factor larger. A step
-whose gradients overflow is skipped and halves the scale; after enough steps without one it doubles
-(torch/amp/grad_scaler.py of torch 2.13; Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
-The factor is the scale divided by the losses of a full micro-batch: the scale means the same as
-where a loss is a mean, and 2**16 is as good a beginning. Ranks decide by the same totals, so all
-have the same scale.
+fp16 ends at 65,504 and has few bits below 6e-5, so gradients are computed a factor larger.
+A step whose gradients overflow is skipped and halves the scale; after enough steps without
+one it doubles (torch/amp/grad_scaler.py of torch 2.13; Micikevicius et al. 2018,
+arXiv:1710.03740, section 3.2). The factor is the scale divided by the losses of a full
+micro-batch. So the scale means the same as where a loss is a mean, and 2**16 is as good a
+start. Ranks decide by the same totals, so all have the same scale.
 """
 
 import math
@@ -44,11 +44,11 @@ class LossScaling:
         self.scale = torch.full((), first, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.float32, device=device)
         self.factor = self.scale / self._losses
-        """What gradients begin with."""
+        """Factor with which gradients begin."""
 
     @staticmethod
     def of(recipe: Recipe, *, device: torch.device) -> "LossScaling | None":
-        """Of a resolved recipe; None: it does not compute in fp16."""
+        """Return the loss scaling of a resolved recipe; None: it does not compute in fp16."""
         if recipe.precision.compute != "fp16":
             return None
         asked = recipe.precision.loss_scale
@@ -74,11 +74,11 @@ class LossScaling:
         self.factor.copy_(self.scale / self._losses)
 
     def values(self) -> dict[str, float]:
-        """What a checkpoint holds; waits for the device."""
+        """Return the values for a checkpoint; waits for the device."""
         return {"scale": self.scale.item(), "good_steps": self.good_steps.item()}
 
     def load(self, values: dict[str, Any]) -> None:
-        """Go on from what a checkpoint holds; a fixed scale stays."""
+        """Continue from a checkpoint's values; a fixed scale stays."""
         if self.moves:
             self.scale.fill_(values["scale"])
             self.good_steps.fill_(values["good_steps"])

@@ -97,7 +97,7 @@ class ShardOptimizer:
         return share if self._on_host is None else share.to(self._on_host.device)
 
     def gradients(self) -> list[Tensor]:
-        """Those that there are, undivided."""
+        """Return the existing gradients, undivided."""
         return [param.grad for param in self._params.values() if param.grad is not None]
 
     def _local_gradients(self) -> dict[str, Tensor]:

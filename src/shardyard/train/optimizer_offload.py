@@ -21,10 +21,10 @@ MOVED_ELEMENTS = 2**25
 
 
 WEIGHT, GRADIENT = "weight", "gradient"
-"""Beside the names of averages."""
+"""Names of states next to the averages."""
 
 _STAY = ("step", GRADIENT)
-"""What does not go back: steps are counted on the device, and a gradient is used up."""
+"""States that stay: steps are counted on the device, and a gradient is used up."""
 
 
 class _Coming(NamedTuple):
@@ -45,23 +45,23 @@ class StatesOnHost:
         self._out, self._back = CopyQueue(device), CopyQueue(device)
         self._copied_out: torch.Event | None = None
         self.moved_bytes = 0
-        """That have come to the device so far."""
+        """Bytes that have come to the device so far."""
 
     def zeros(self, shard: Tensor, dtype: torch.dtype) -> Tensor:
-        """An average in host memory; pinned, so that copies wait for nobody."""
+        """Return an average in host memory; pinned, so that copies do not block."""
         pinned = self.device.type != "cpu"
         return torch.zeros(shard.shape, dtype=dtype, pin_memory=pinned)
 
     def in_turn(
         self, parts: Sequence[Sequence[str]], host_state: Mapping[str, State]
     ) -> Iterator[tuple[Sequence[str], dict[str, State]]]:
-        """Each part with its state on the device; what is changed there goes back.
+        """Yield each part with its state on the device; changes there are copied back.
 
-        Nothing here waits on the host.
+        It never waits on the host.
 
         Args:
-            host_state: State by name; beside it ``WEIGHT`` and ``GRADIENT``, where they lie there
-                too.
+            host_state: State by name, with ``WEIGHT`` and ``GRADIENT`` where they are held
+                there too.
         """
         self._out.wait(
             self._copied_out

@@ -49,7 +49,7 @@ def queued_time() -> float:
 
 
 class RunningClock:
-    """A monotonic clock that stands still during pauses."""
+    """Monotonic clock that stops during pauses."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RunningClock:
         self._monotonic, self._boot_time = monotonic, boot_time
         self._cpu_time, self._queued_time = cpu_time, queued_time
         self._queued_s: dict[int, float] = {}
-        """Of each thread that looks."""
+        """Queued seconds of each thread that probes."""
         self._lock = threading.Lock()
         self._pauses: list[Pause] = []
         self._stopped_s = 0.0

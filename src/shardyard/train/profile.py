@@ -1,8 +1,9 @@
-"""Profiles of some steps of a run that trains: who asks, when they begin, what is written.
+"""Profiles of some steps of a run that trains: their requests, start and files.
 
-Rank 0 looks for a request in the run's folder, and the one small all-reduce of a step carries its
-wish to all ranks (``train/step.py``). So all begin with the same step, though no rank waits for it.
-Nothing that is computed depends on it. What goes wrong in a profile ends the profile, not the run.
+Rank 0 looks for a request in the run's folder, and the one small all-reduce of a step
+carries its request to all ranks (``train/step.py``). So all begin with the same step,
+though no rank waits for it. No computation depends on it. An error in a profile ends the
+profile, not the run.
 """
 
 import gzip
@@ -83,11 +84,11 @@ class Profiling:
         return 0.0
 
     def end(self, *, is_draining: bool, is_last: bool) -> None:
-        """No further step of this training comes.
+        """End any open profile: no further step of this training comes.
 
         Args:
-            is_draining: What time there is, is for saving.
-            is_last: No other phase of the run takes up what is asked for.
+            is_draining: Whether the remaining time is for saving.
+            is_last: Whether no other phase of the run takes up the request.
         """
 
 
@@ -95,12 +96,18 @@ NO_PROFILES = Profiling()
 
 
 LOOK_EVERY_S = 0.5
-"""For a request: one stat of a file that is usually not there, beside the training thread."""
+"""Seconds between looks for a request.
+
+Each is one stat of a file that is usually missing, next to the training thread.
+"""
 MOST_TRACE_BYTES = 2**30
-"""Of one rank, before it is packed: no viewer opens more, and reading it takes ten times that."""
+"""Most bytes of one rank's trace, before it is packed.
+
+No viewer opens more, and reading it takes ten times that memory.
+"""
 _USUAL_STEPS = 20
 _PACKED = 4
-"""Level of gzip: the ranks stand still while it packs."""
+"""Level of gzip: the ranks wait while it packs."""
 
 
 @dataclass
@@ -123,7 +130,7 @@ class _ActiveProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What one rank has of a profile; small, it goes to all ranks."""
+    """Part of a profile on one rank; small, it goes to all ranks."""
 
     terms: dict[str, float]
     bytes: int
@@ -139,15 +146,15 @@ class Profiles(Profiling):
         self._active: _ActiveProfile | None = None
         self._step_times_s: deque[float] = deque(maxlen=_USUAL_STEPS)
         self._request: ProfileRequest | None = None
-        """What rank 0 was asked for; taken up with the next step that all have heard of it."""
+        """Request to rank 0; started with the next step, once all ranks know it."""
         self._paused_s = 0.0
-        """Of the call under way."""
+        """Seconds of standstill in the current call."""
         if training.rank == 0:
             self._remove_stale()
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """As in Profiling."""
+        """Watch for requests, see Profiling."""
         looks = (
             poll_in_background(self._poll_request, every_s=LOOK_EVERY_S, name="profile-requests")
             if self._training.rank == 0
@@ -162,16 +169,16 @@ class Profiles(Profiling):
 
     @property
     def is_requested(self) -> bool:
-        """As in Profiling."""
+        """Whether a profile is requested, see Profiling."""
         return self._request is not None and self._active is None
 
     @property
     def is_open(self) -> bool:
-        """As in Profiling."""
+        """Whether a profile is under way, see Profiling."""
         return self._active is not None
 
     def before_step(self, step: int, *, is_requested: bool) -> float:
-        """As in Profiling. All ranks call it together."""
+        """Begin a profile that is due, see Profiling. All ranks call it together."""
         if self._active is not None:
             return 0.0
         self._paused_s = 0.0
@@ -185,16 +192,19 @@ class Profiles(Profiling):
         return self._paused_s
 
     def outside_steps(self) -> AbstractContextManager[object]:
-        """As in Profiling."""
+        """Mark work outside the step, see Profiling."""
         return record_function(APART) if self._active is not None else nullcontext()
 
     def record_step_time(self, step_time_s: float) -> None:
-        """As in Profiling."""
+        """Record a step's time, see Profiling."""
         if self._active is None:
             self._step_times_s.append(step_time_s)
 
     def after_step(self) -> float:
-        """As in Profiling. All ranks call it together."""
+        """Count a profiled step, and end a full profile; see Profiling.
+
+        All ranks call it together.
+        """
         taking = self._active
         if taking is None:
             return 0.0
@@ -205,7 +215,7 @@ class Profiles(Profiling):
         return self._paused_s
 
     def end(self, *, is_draining: bool, is_last: bool) -> None:
-        """As in Profiling. All ranks call it together."""
+        """End an open profile, see Profiling. All ranks call it together."""
         taking = self._active
         if taking is not None and (is_draining or not taking.steps_done):
             why = "the run was asked to stop" if is_draining else "the run ended"
@@ -240,7 +250,7 @@ class Profiles(Profiling):
             self._abandon(request, "processes were lost in the middle of it; its part was removed")
 
     def _abandon(self, request: ProfileRequest, reason: str, step: int | None = None) -> None:
-        """Tell that nothing comes of a request."""
+        """Report that a request is dropped."""
         training = self._training
         if training.rank != 0:
             return
@@ -295,8 +305,7 @@ class Profiles(Profiling):
             active.error = f"the profiler did not start: {error}"
 
     def _axes(self) -> dict[str, list[str]]:
-        """Name of a process group of this rank -> the axes of the mesh with several ranks that it
-        stands for."""
+        """Return process group name -> its mesh axes with several ranks, on this rank."""
         mesh = self._training.mesh
         axes_by_group: dict[str, list[str]] = {}
         for each in (mesh.dense, mesh.experts, mesh.context):
@@ -392,7 +401,7 @@ class Profiles(Profiling):
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """What the profiler records of a process that computes on this device."""
+    """Return the activities to record in a process that computes on this device."""
     if device.type == "cpu":
         return [ProfilerActivity.CPU]
     return list(supported_activities())  # type: ignore[no-untyped-call]

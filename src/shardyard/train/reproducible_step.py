@@ -21,7 +21,7 @@ from shardyard.tasks.loss_computation import Computation, LossSums
 from shardyard.train.loss_reduction import Totals
 
 _SQUARE_BITS = 40
-"""Of a square, below that of the largest element of the parameter's gradient."""
+"""Bits of a square, below that of the largest element of the parameter's gradient."""
 _AT_ONCE = 2**20
 """Squares added up at once: 60 bits, and what a processor keeps near."""
 _HALF_BITS = 31
@@ -45,7 +45,7 @@ class ExactStep:
         self._gradients = gradients
         self._device = device
         self._sums_nP: Tensor | None = None
-        """Of this rank: the loss, and the statistics behind it."""
+        """Loss of this rank, followed by the statistics."""
         self._largest: dict[str, float] = {}
         """Element of each gradient, of all ranks."""
         self._is_finite = True
@@ -127,11 +127,11 @@ class ExactStep:
         )
 
     def values(self) -> dict[str, int]:
-        """What a checkpoint holds: without it the next step would be rounded otherwise."""
+        """Return values for a checkpoint: without them the next step would round differently."""
         return dict(self._gradients.exponents)
 
     def load(self, values: Mapping[str, int]) -> None:
-        """Go on from what a checkpoint holds."""
+        """Continue from a checkpoint's values."""
         self._gradients.exponents = dict(values)
 
     def _squares(self) -> Tensor:

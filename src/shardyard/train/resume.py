@@ -1,4 +1,4 @@
-"""Where a run is taken up: from a snapshot in memory or a checkpoint, whichever is newer."""
+"""Resume point of a run: a snapshot in memory or a checkpoint, whichever is newer."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -47,7 +47,7 @@ class Saved:
     event: str
     """The kind that tells of it once it is loaded."""
     event_fields: dict[str, Any]
-    """Of that event."""
+    """Fields of that event."""
     durable_step: int
     """The newest checkpoint's; 0: there is none."""
     snapshot: SnapshotId | None
@@ -65,7 +65,9 @@ def find_saved(
     *,
     group: dist.ProcessGroup,
 ) -> Saved | None:
-    """The newest step that all ranks find, checked; None: nothing is saved. All ranks call it.
+    """Return the newest step that all ranks find, checked; None: no step is saved.
+
+    All ranks call it.
 
     While a snapshot is the newest no checkpoint is opened.
     """

@@ -2,7 +2,7 @@
 
 STEPS_IN_ROW = 3
 NEAR_MOST = 0.9
-"""Of the way from an even load (1) to the largest one that there is."""
+"""Share of the way from an even load (1) to the largest possible one."""
 _USUAL_LOSS = 0.01
 
 
@@ -11,9 +11,9 @@ class RouterWatch:
 
     def __init__(self, *, experts: int, experts_per_token: int, router_aux_loss: float) -> None:
         """Args:
-        experts: Of a block; 0: it has none, and nothing is found.
+        experts: Experts of a block; 0: it has none, and no problem is found.
         experts_per_token: Experts that a token visits.
-        router_aux_loss: As the recipe has it.
+        router_aux_loss: Value in the recipe.
         """
         self._experts, self._experts_per_token = experts, experts_per_token
         self._loss = router_aux_loss
@@ -21,7 +21,7 @@ class RouterWatch:
         self._is_reported = False
 
     def after_step(self, step: int, load: float | None) -> str | None:
-        """What is wrong and what helps, once a process; else None.
+        """Return the problem and its remedy, once a process; else None.
 
         Args:
             load: Visits of the busiest expert of any block, as a multiple of the mean.

@@ -83,19 +83,19 @@ from shardyard.train.training import Training
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessContext:
-    """What a process is among the others: the same in all phases."""
+    """Place of a process among the others: the same in all phases."""
 
     resolved: Resolved
-    """Of the whole run."""
+    """Resolved recipe of the whole run."""
     device: torch.device
     mesh: Mesh
     local_rank: int
     """Among the workers of this node."""
     control: dist.ProcessGroup
     saving: dist.ProcessGroup
-    """For writing checkpoints, while training goes on."""
+    """Process group for writing checkpoints, while training continues."""
     may_copy: bool | None = None
-    """As of ``build_sharded``."""
+    """Whether to compute with copies of weights, see ``build_sharded``."""
 
 
 def init_process_context(run_dir: RunDir, attempt: int, *, local_rank: int) -> ProcessContext:
@@ -249,7 +249,7 @@ def _open_save_interval(
     run_dir: RunDir, attempt: int, hooks: Hooks, context: ProcessContext, saved: Saved | None,
     snapshots: Snapshots | None,
 ) -> Interval:  # fmt: skip
-    """What says when a checkpoint is due. All ranks call it."""
+    """Return the interval that decides when a checkpoint is due. All ranks call it."""
     every = steps_between_checkpoints(context.resolved.recipe)
     return open_interval(
         "checkpoint_interval",
@@ -267,7 +267,7 @@ def _open_snapshots(
     run_dir: RunDir, attempt: int, hooks: Hooks, context: ProcessContext, tensors: dict[str, Tensor],
     saved: Saved | None,
 ) -> Snapshots | None:  # fmt: skip
-    """What takes snapshots, if the recipe asks for them. All ranks call it."""
+    """Return the snapshot taker, if the recipe asks for snapshots. All ranks call it."""
     elastic = context.resolved.recipe.elastic
     every = steps_between_snapshots(context.resolved.recipe)
     if every is None:
@@ -325,7 +325,10 @@ def _report_phase(training: Training, phase: int, *, of: int, since_t: float | N
 
 
 def _saved_of(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
-    """What a checkpoint holds; with adapters not the base, which is filled as at the beginning."""
+    """Return the tensors of a checkpoint.
+
+    With adapters the base is left out, which is filled as at the beginning.
+    """
     if recipe.model.lora.rank is None:
         return tensors
     return {n: each for n, each in tensors.items() if is_adapter(n) or not n.startswith("model.")}
@@ -423,7 +426,7 @@ def build_sharded(
     device: torch.device,
     may_copy: bool | None = None,
 ) -> Computation[MicroBatch]:
-    """What computes the task, its model in parallel form on the meta device: without storage.
+    """Return the task's computation, with its parallel model on the meta device: without storage.
 
     Args:
         may_copy: One rank may compute with copies of its weights; None: where that has been tried.
@@ -480,7 +483,7 @@ def _on_host(recipe: Recipe, device: torch.device) -> StatesOnHost | None:
 def exact_step_of(
     recipe: Recipe, computation: Computation[MicroBatch], mesh: Mesh, *, device: torch.device
 ) -> ExactStep | None:
-    """What sums so that no bit depends on the ranks, if the recipe asks for it."""
+    """Return the step with sums independent of the ranks to the bit, if the recipe asks for it."""
     if recipe.precision.reduce != "exact":
         return None
     # another micro-batch rounds otherwise, so a resume keeps it
@@ -491,18 +494,18 @@ def exact_step_of(
 
 
 def ema_of(recipe: Recipe, computation: Computation[MicroBatch]) -> WeightEma | None:
-    """What follows the weights of a sharded model with storage, if the recipe asks for it."""
+    """Return averages of a sharded model's weights, with storage, if the recipe asks for them."""
     decay = recipe.optim.ema_decay
     return None if decay is None else WeightEma(computation.model, decay=decay)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Begin:
-    """Where this process takes the run up."""
+    """Point at which this process resumes the run."""
 
     progress: Progress
     loaded: dict[str, Any]
-    """Of the event that tells of it."""
+    """Fields of the event that reports it."""
 
 
 def _phase_after(whole: Resolved, progress: Progress) -> int:
@@ -580,7 +583,7 @@ def _fill(
 
 
 def _fixed_reason(changed: str, fixed_settings: Mapping[str, str]) -> str:
-    """Why a setting that often may change may not here; of any other nothing."""
+    """Return why a setting that often may change may not here; empty for any other."""
     why = fixed_settings.get(changed.partition(":")[0])
     return "" if why is None else f", and {why}"
 

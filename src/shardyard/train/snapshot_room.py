@@ -1,7 +1,7 @@
-"""Whether the nodes have room for snapshots that no setting asks for.
+"""Check that the nodes have room for snapshots that no setting asks for.
 
-The nodes of an elastic run take snapshots by default. Where one of them has no room, all train
-without, and go on from checkpoints.
+The nodes of an elastic run take snapshots by default. Where one of them has no room, all
+train without, and continue from checkpoints.
 """
 
 import mmap
@@ -101,7 +101,7 @@ def _local_memory_error(
 
 
 def _size_bytes(memory: MemoryProvider, label: str) -> int:
-    """What the agent holds already, from before a restart."""
+    """Return the bytes that the agent holds already, from before a restart."""
     held = memory(label)
     return 0 if held is None else len(held)
 

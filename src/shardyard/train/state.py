@@ -1,4 +1,4 @@
-"""What survives a restart: tensors under their checkpoint names, and plain values."""
+"""State that survives a restart: tensors under their checkpoint names, and plain values."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from shardyard.config.tasks import Metric
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far the run is. Data order needs no more than the position: it has no state."""
+    """Progress of the run. Data order only needs the position: it has no state."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -37,7 +37,7 @@ class Progress:
 
     @classmethod
     def of_checkpoint(cls, values: Mapping[str, Any]) -> "Progress":
-        """What a checkpoint holds; earlier ones compared evaluations by their loss alone."""
+        """Read a checkpoint's values; earlier ones compared evaluations only by their loss."""
         values = dict(values)
         if "best_loss" in values:
             values["best_score"] = values.pop("best_loss")
@@ -52,7 +52,7 @@ class Progress:
         return True
 
     def next_phase(self) -> "Progress":
-        """Where the phase after this one begins."""
+        """Return the start of the phase after this one."""
         return Progress(
             step=self.step,
             phase=self.phase + 1,
@@ -87,7 +87,7 @@ def checkpoint_values(
 
 
 OF_OPTIMIZER = ("optim.", "average.")
-"""How names of what an optimizer holds begin; averages of weights are beside its own."""
+"""Prefixes of names in an optimizer's state; averages of weights are next to its own."""
 
 
 def memory_by_kind(tensors: dict[str, Tensor], device: torch.device) -> dict[str, int]:

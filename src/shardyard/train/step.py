@@ -30,34 +30,36 @@ from shardyard.train.optim import ShardOptimizer, inject_nan
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step came to, the same on every rank."""
+    """Result of a step, the same on every rank."""
 
     loss: float
     """Mean over all losses of the step; not a number where it had none."""
     grad_norm: float
     """Global norm before clipping."""
     targets: int
-    """What divided the loss: of text, tokens predicted."""
+    """Divisor of the loss: for text, tokens predicted."""
     tokens: int
-    """What went through the model, padding left out."""
+    """Tokens through the model, without padding."""
     skipped_in_row: int
-    """Steps in a row, this one included, that were not applied because they were not finite; those
-    that a smaller loss scale mends are not counted."""
+    """Steps in a row, with this one, that were skipped because they were not finite.
+
+    Steps that a smaller loss scale fixes are not counted.
+    """
     loss_scale: float | None
-    """That of this step's gradients; None: they had none."""
+    """Loss scale of this step's gradients; None: they had none."""
     drain_requested: bool
     """Whether any rank was asked to drain before this step."""
     profile_requested: bool = False
     """Whether rank 0 was asked for a profile before this step."""
     counted: dict[str, float] = field(default_factory=dict)
-    """What was counted beside the loss, by its names in metrics.jsonl."""
+    """Counts in addition to the loss, by their names in metrics.jsonl."""
 
 
 class PendingResult:
     """A step's result on its way from the device; reading it waits for that step, not a later."""
 
     def __init__(self, on_device: Tensor, names: Sequence[str] = ()) -> None:
-        """Take the numbers of a result in order, and the names of those beside the loss."""
+        """Take the numbers of a result in order, and the names of those after the loss."""
         self._names = names
         self._event: torch.Event | None = None
         if on_device.device.type == "cpu":
@@ -103,10 +105,10 @@ class ExactSums(Protocol):
         """The totals; the square of the gradients' norm is the first of the others."""
 
     def values(self) -> dict[str, int]:
-        """What a checkpoint holds."""
+        """Return the values for a checkpoint."""
 
     def load(self, values: Mapping[str, int]) -> None:
-        """Go on from what a checkpoint holds."""
+        """Continue from a checkpoint's values."""
 
 
 class Stepper:
@@ -197,7 +199,7 @@ class Stepper:
         )
 
     def gradients(self) -> list[Tensor]:
-        """Those that there are now, undivided."""
+        """Return the current gradients, undivided."""
         return self._optimizer.gradients()
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -210,7 +212,7 @@ class Stepper:
         self._optimizer.synchronize()
 
     def _with_scale(self, divisor: Tensor) -> tuple[Tensor, Tensor]:
-        """What divides this step's gradients, and their loss scale; 0: there is none."""
+        """Return the divisor of this step's gradients, and their loss scale; 0: there is none."""
         if self.scaling is None:
             return divisor, torch.zeros_like(divisor)
         return divisor * self.scaling.factor, self.scaling.scale.double()
@@ -228,8 +230,11 @@ class Stepper:
     def _apply(
         self, norm: Tensor, *, divisor: Tensor, lr: float, not_finite: Tensor, is_empty: Tensor
     ) -> None:
-        """Divide, clip and apply the gradients. Skip the step if it is not finite; and if there was
-        nothing in it to learn (of dialogues, no answer), which is no fault and not counted."""
+        """Divide, clip and apply the gradients.
+
+        Skip the step if it is not finite. Skip it too if it had no losses (dialogues without an
+        answer), which is no fault and not counted.
+        """
         if self._grad_clip is not None:
             divisor = divisor * (norm / self._grad_clip).clamp(min=1.0)
         with record_function(OPTIMIZER):

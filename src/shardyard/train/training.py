@@ -32,7 +32,7 @@ class Training:
 
     run_dir: RunDir
     resolved: Resolved
-    """Of the phase that is trained, where the run has several."""
+    """Resolved recipe of the phase that is trained, where the run has several."""
     is_last: bool
     """Whether the run is over when this is trained."""
     hooks: Hooks
@@ -44,7 +44,7 @@ class Training:
     task_row: TaskRow
     stepper: Stepper
     ema: WeightEma | None
-    """Of the weights; None: the recipe asks for none."""
+    """Averages of the weights; None: the recipe asks for none."""
     train_source: Samples
     eval_source: Samples | None
     eval_parts: Mapping[str, Samples]
@@ -55,12 +55,12 @@ class Training:
     snapshots: PersistentStaging | None
     """None: the recipe asks for none."""
     tensors: dict[str, Tensor]
-    """What a checkpoint holds. Named once: FSDP shows other parameters while they are gathered."""
+    """Tensors of a checkpoint, named once: FSDP shows other parameters while they are gathered."""
     control: dist.ProcessGroup
     """A gloo group for what is not training: meeting before a load, gathering facts."""
     progress: Progress
     durable_step: int
-    """Of the newest checkpoint when this process began; 0: there was none."""
+    """Step of the newest checkpoint when this process began; 0: there was none."""
     metric_lines: MetricLines
     sinks: list[Sink]
     """Empty except on rank 0."""

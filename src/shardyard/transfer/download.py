@@ -1,7 +1,8 @@
-"""Files from elsewhere into a folder here: each under a scratch name until its SHA-256 is right.
+"""Remote files into a local folder: each under a scratch name until its SHA-256 is right.
 
-A call that was interrupted is repeated: what is right stays, a half file goes on where it stopped,
-a connection that breaks in the middle too. What comes wrong is fetched once more, then refused.
+A call that was interrupted is repeated: right files stay, and a half file continues where
+it stopped, also after a broken connection. Wrong files are fetched once more, then
+rejected.
 """
 
 import errno
@@ -40,7 +41,7 @@ PARTS = ".fetch"
 """Folder of half files, below the folder that they are for."""
 
 _TRIES = 6
-"""Times that nothing came at all, one after the other, before it is given up."""
+"""Tries in a row without any data, before it gives up."""
 _LONGEST_PAUSE_S = 20.0
 _BLOCK_BYTES = 2**20
 
@@ -49,7 +50,7 @@ ProgressCallback = Callable[[str, int], None]
 
 
 class FileSource(Protocol):
-    """Where files come from."""
+    """Source of files."""
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         """A file's bytes from an offset on.
@@ -80,7 +81,7 @@ class FolderSource:
 
 
 def missing_locally(files: Mapping[str, FileDigest], folder: Path) -> dict[str, FileDigest]:
-    """Those that are not here as they must be; reads what is here."""
+    """Return the files that are missing here or differ; reads existing ones."""
     return {
         name: wanted
         for name, wanted in files.items()
@@ -107,10 +108,10 @@ def check_free_space(needed_bytes: int, folder: Path) -> None:
 def steadily(
     source: FileSource, name: str, offset: int, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[bytes]:
-    """A file's bytes, gone on with where a connection broke.
+    """Yield a file's bytes, continued where a connection broke.
 
     Raises:
-        LostError: Nothing comes any more.
+        LostError: No more data arrive.
     """
     in_vain = 0
     while True:
@@ -139,7 +140,7 @@ def receive(
 
     Raises:
         DataError: A file came wrong twice.
-        LostError: Nothing comes any more.
+        LostError: No more data arrive.
         StorageError: The folder cannot be written.
     """
     parts = folder / PARTS
@@ -173,13 +174,13 @@ def receive_whole(
     complete: FolderDigests | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Bring a folder that is of use as a whole alone; it appears under its name once it is.
+    """Bring a folder that is only useful as a whole; it appears under its name once complete.
 
     Args:
-        complete: Written beside the files as ``complete.json``.
+        complete: Written next to the files as ``complete.json``.
 
     Raises:
-        As ``receive``.
+        The errors of ``receive``.
     """
     if to.is_dir() and not missing_locally(files, to):
         for name, wanted in files.items():
@@ -249,7 +250,7 @@ def _fill(
     on_progress: ProgressCallback,
     sleep: Callable[[float], None],
 ) -> FileDigest:
-    """Go on with a half file until it is as long as it must be, or its source has no more."""
+    """Continue a half file until it is as long as it must be, or its source has no more."""
     checksum, size = hashlib.sha256(), 0
     with part.open("a+b") as file:
         file.seek(0)
@@ -286,7 +287,7 @@ class RemoteListing:
 
     files: dict[str, FileDigest] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
-    """Of the checkpoints among them."""
+    """Steps of the checkpoints among them."""
     best: int | None = None
     """The step that the run's ``best`` names."""
     warnings: tuple[str, ...] = ()
@@ -307,15 +308,15 @@ class RemoteListing:
 
     @property
     def others(self) -> dict[str, FileDigest]:
-        """Files beside the checkpoints."""
+        """Files that are not in checkpoints."""
         return {n: digest for n, digest in self.files.items() if checkpoint_of(n) is None}
 
 
 def read_listing(lines: Iterable[str]) -> RemoteListing:
-    """What the lines of a listing say.
+    """Read the lines of a listing.
 
     Raises:
-        ShardyardError: What the far side answered; its class follows the exit code.
+        ShardyardError: The remote side's error; its class follows the exit code.
         DataError: A line is of another form, or a name would lead out of the run's folder.
     """
     files: dict[str, FileDigest] = {}

@@ -15,13 +15,13 @@ from shardyard.rundir.jsonl import read_lines, write_line
 
 
 def merge_lines(brought: Path, local_file: Path) -> int:
-    """Replace a line file here by both: what the nodes wrote, and what only this side knows.
+    """Replace a local line file by both: the nodes' lines, and those that only this side has.
 
-    Events go by their time. Lines of metrics have none: of a step's lines the last one stands, so
-    those of the nodes come last.
+    Events go by their time. Lines of metrics have none: of a step's lines the last one counts,
+    so those of the nodes come last.
 
     Returns:
-        How many lines are new here.
+        Number of lines that are new here.
 
     Raises:
         StorageError: The folder cannot be written.
@@ -73,10 +73,10 @@ def _digests(path: Path) -> set[bytes]:
 
 
 def _digest(line: dict[str, Any], start: Start | None) -> bytes:
-    """Stands for a line: of a million of them the lines themselves would take gigabytes.
+    """Return a digest of a line: a million lines themselves would take gigabytes.
 
     Args:
-        start: That an evaluation is of: one that is done again may say the same to the bit.
+        start: Start of an evaluation: a repeated one may have the same values to the bit.
     """
     is_evaluation = "eval" in line and "kind" not in line
     of = {"start": start} if is_evaluation else {}

@@ -23,7 +23,7 @@ class PodSource:
 
     exec: Exec
     folder: str
-    """As the container sees it; absolute."""
+    """Absolute path of the folder in the container."""
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         # Of coreutils and busybox; counts from 1, and seeks where the file can

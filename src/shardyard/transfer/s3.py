@@ -1,8 +1,8 @@
-"""Files to S3 and from there: S3 is given the SHA-256 of all it takes, ``complete.json`` goes last.
+"""Uploads to S3 and downloads: S3 gets the SHA-256 of all files, ``complete.json`` goes last.
 
-A prefix that holds ``complete.json`` is whole. Before it is written each object is asked for: its
-size, and the checksum that S3 itself computed. A store that keeps none is read back instead. So a
-call that was killed is repeated, and sends only what is missing.
+A prefix that holds ``complete.json`` is whole. Before it is written each object is checked:
+its size, and the checksum that S3 itself computed. A store without checksums is read back
+instead. So a killed call can be repeated, and sends only missing files.
 """
 
 import base64
@@ -102,17 +102,17 @@ def upload(
     replaces: bool = False,
     part_bytes: int = PART_BYTES,
 ) -> bool:
-    """Send the files of a folder, then ``complete.json``; what is there already is not sent again.
+    """Send the files of a folder, then ``complete.json``; files that exist there are skipped.
 
     Args:
-        told: Told the bytes of what is there now.
+        told: Called with the bytes that are there now.
         replaces: Whether a ``complete.json`` of the same run, with other files, may be replaced.
 
     Returns:
-        Whether anything was missing.
+        Whether any file was missing.
 
     Raises:
-        RequestError: There is no such bucket, or something else lies under the prefix.
+        RequestError: There is no such bucket, or other files are under the prefix.
         AccessError: Credentials or rights are missing.
         LostError: The connection broke.
         DataError: A file changed while it was read.
@@ -153,10 +153,10 @@ class S3Source:
     location: S3Location
 
     def complete(self) -> FolderDigests:
-        """What must be there.
+        """Return the list of files that a finished upload has.
 
         Raises:
-            RequestError: No upload was finished there.
+            RequestError: The place holds no finished upload.
         """
         found = _read_complete(self.client, self.location)
         if found is None:
@@ -190,7 +190,7 @@ def s3_errors(action: str, location: S3Location) -> AbstractContextManager[None]
     """Turn botocore's errors into ours.
 
     Args:
-        action: What was tried, to stand before the place: ``write to``.
+        action: Attempted action, printed before the place: ``write to``.
     """
     again = "repeat the command: only what is missing is sent"
     return translate_s3_errors(
@@ -292,7 +292,7 @@ class _ObjectUpload:
             )
 
     def _of_parts(self) -> str:
-        """What S3 keeps of an object that came in these parts: the checksum of their checksums."""
+        """Return S3's checksum of an object in these parts: the checksum of their checksums."""
         joined = b"".join(hashlib.sha256(content).digest() for content in self._parts())
         return _base64(hashlib.sha256(joined).digest())
 

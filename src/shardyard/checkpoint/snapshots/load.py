@@ -44,25 +44,25 @@ class RejectedSnapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class RestorableSnapshot:
-    """The snapshot to go on from, on this rank."""
+    """Snapshot from which this rank continues."""
 
     snapshot_id: SnapshotId
     slots: tuple[Sealed, ...]
-    """That this rank reads."""
+    """Slots that this rank reads."""
     is_from_peer: bool = False
     """Whether any rank found a part in the memory of another node, or what was kept for one."""
     fetched_bytes: int = 0
-    """That came from other nodes, to all ranks together."""
+    """Bytes that came from other nodes, to all ranks together."""
 
     @property
     def values(self) -> dict[str, Any]:
-        """What is no tensor; the same in all slots."""
+        """Saved values other than tensors; the same in all slots."""
         return self.slots[0].values
 
     def fill(
         self, tensors: dict[str, Tensor], *, of_others: Collection[str], allow_extra: bool
     ) -> None:
-        """As ``load_tensors``, of any layout that the slots are enough for."""
+        """Fill tensors like ``load_tensors``, in any layout that the slots suffice for."""
         saved = _metadata(self.slots)
         found = SavedTensors(str(self), FORMAT, SlotReader(self.slots), saved)
         elsewhere = set(of_others) & saved.keys()  # a rank's own slot holds its own stage
@@ -81,15 +81,15 @@ def latest_snapshot(
     world_size: int,
     timeout_s: float,
 ) -> tuple[RestorableSnapshot | None, tuple[RejectedSnapshot, ...]]:
-    """The newest snapshot that all ranks find and can trust. All ranks call it.
+    """Find the newest snapshot that all ranks find and can trust. All ranks call it.
 
     Args:
-        local_ranks: Workers of this node, whose slots are looked at.
+        local_ranks: Workers of this node, whose slots are searched.
         group: A gloo group of all ranks.
         timeout_s: Seconds to wait for all ranks to arrive.
 
     Returns:
-        With it the newer ones that were refused, the same on every rank.
+        The snapshot, and the newer ones that were rejected, the same on every rank.
     """
     wait_for_all_ranks(group, timeout_s)
     candidates: list[_LocalSnapshot | RemoteSnapshot] = [
@@ -170,7 +170,7 @@ class _Collected:
 
 
 def _on_this_node(memory: MemoryProvider, local_ranks: int) -> list[_LocalSnapshot]:
-    """What the slots on this node hold."""
+    """Return the content of the slots on this node."""
     labels = [
         (label, is_of_neighbour)
         for labels_of, is_of_neighbour in ((slot_labels, False), (peer_labels, True))
@@ -199,7 +199,7 @@ def _parts(
     *,
     readers: int,
 ) -> _Parts:
-    """What a rank reads a snapshot from; empty if something of it is nowhere.
+    """Return the parts that a rank reads a snapshot from; empty if any part is missing.
 
     Args:
         readers: Ranks of this node, which read at the same time.

@@ -1,6 +1,8 @@
-"""How far a node's neighbour has its snapshots: the agent notes it, the node's workers wait for it.
+"""Peer snapshots: their progress, their transfer over TCP, and those that other nodes hold.
 
-One number of eight bytes for each rank, each written in one store, and one for the node.
+The agent records how far the peer has the node's snapshots, and the node's workers wait for it.
+The record is one number of eight bytes for each rank, each written in one store, and one for the
+node.
 """
 
 import hmac
@@ -32,7 +34,7 @@ from shardyard.config.formulas import ELSEWHERE
 from shardyard.io.files import parse_json
 
 SENT_BYTES = 8
-"""Of each number."""
+"""Bytes of each number."""
 
 
 class ReplicationState:
@@ -43,11 +45,11 @@ class ReplicationState:
 
     @staticmethod
     def bytes_for(local_ranks: int) -> int:
-        """Of the memory for the ranks of one node."""
+        """Return the bytes of memory for the ranks of one node."""
         return SENT_BYTES * (1 + local_ranks)
 
     def begin(self) -> None:
-        """No neighbour is there yet; of a new generation nothing is sent."""
+        """Begin a generation: no peer is there yet, and no snapshot is sent."""
         self._fields[0] = 0
         for place in range(1, len(self._fields)):
             self._fields[place] = -1
@@ -61,7 +63,7 @@ class ReplicationState:
         self._fields[1 + local_rank] = step
 
     def step(self, local_rank: int) -> int:
-        """Of the newest snapshot of this generation that the neighbour holds; -1: of none."""
+        """Return the step of the peer's newest snapshot of this generation; -1: it has none."""
         return int(self._fields[1 + local_rank])
 
     def is_awaited(self, local_rank: int, step: int) -> bool:
@@ -90,7 +92,7 @@ class ReplicationState:
 PATIENCE_S = 10.0
 """For the other side to send or take something; all that two say at their meeting."""
 MOST_TEXT_BYTES = 2**26
-"""Of a slot: some hundred for each tensor, and what is no tensor."""
+"""Most bytes of a slot's text: some hundred for each tensor, and values other than tensors."""
 
 _GREETING = b"SHYDLINK"
 _NONCE_BYTES = _MAC_BYTES = 32
@@ -109,7 +111,7 @@ class SnapshotRejectedError(Exception):
 
 
 class RequestKind(Enum):
-    """What a client may ask for; a byte each."""
+    """Requests that a client may send; a byte each."""
 
     PUT = b"P"
     GET = b"G"
@@ -128,10 +130,10 @@ def authenticate(link: socket.socket, secret: bytes) -> bool:
 
 
 def connect(host: str, port: int, secret: bytes) -> socket.socket:
-    """A connection to a server that knows the secret, as it was shown that this client does.
+    """Connect to a server; both sides prove that they know the secret.
 
     Raises:
-        OSError: Nobody answers there, or not as such a server does.
+        OSError: There is no answer, or not one of such a server.
     """
     link = socket.create_connection((host, port), timeout=PATIENCE_S)
     try:
@@ -153,10 +155,10 @@ def connect(host: str, port: int, secret: bytes) -> socket.socket:
 
 
 def next_request(link: socket.socket) -> RequestKind | None:
-    """What the client asks for next, however long it takes; None: it has left.
+    """Return the client's next request, however long it takes; None: it has left.
 
     Raises:
-        SnapshotRefusedError: There is no such request.
+        SnapshotRefusedError: The request is unknown.
     """
     link.settimeout(None)
     kind = link.recv(1)
@@ -195,13 +197,13 @@ def get(
 
 
 def read_get_request(link: socket.socket) -> tuple[SnapshotId, int, int]:
-    """Of a GET: moment, rank and world size."""
+    """Receive the moment, rank and world size of a GET."""
     step, generation, rank, world_size = _ASKED.unpack(_receive(link, _ASKED.size))
     return SnapshotId(step, generation), rank, world_size
 
 
 def reply(link: socket.socket, reason: str = "") -> None:
-    """Go on; or not, and why."""
+    """Accept a request, or reject it with a reason."""
     words = reason.encode()[:1000]
     _send(link, _ANSWER.pack(not words, len(words)) + words)
 
@@ -221,11 +223,11 @@ def send_slot(link: socket.socket, slot: mmap.mmap, head: SlotHeader) -> None:
 
 
 def receive_slot(link: socket.socket, allocate: Allocate) -> mmap.mmap:
-    """Take a slot in, which holds nothing until all of it is there and has its checksum.
+    """Receive a slot, which is empty until all of it is there and has its checksum.
 
     Raises:
-        SnapshotRefusedError: What came is not right, or there is no place for it; the other side
-            was told.
+        SnapshotRefusedError: The data is not right, or there is no place for it; the other side
+            has been notified.
     """
     try:
         head = SlotHeader.from_bytes(_receive(link, HEAD_BYTES))
@@ -360,7 +362,7 @@ class RemoteSnapshot:
 
 
 def remote_snapshots_to_json(secret: bytes, agents: list[dict[str, Any]]) -> bytes:
-    """What agents of other nodes hold, for the workers of this one.
+    """Encode what agents of other nodes hold, for the workers of this one.
 
     Args:
         agents: ``host`` and ``port`` of each, and in ``held`` the fields of its holdings.
@@ -369,7 +371,7 @@ def remote_snapshots_to_json(secret: bytes, agents: list[dict[str, Any]]) -> byt
 
 
 def read_remote_snapshots(memory: MemoryProvider) -> list[RemoteSnapshot]:
-    """What agents of other nodes hold; nothing where nobody says so."""
+    """Return what agents of other nodes hold; empty without a list of it."""
     content = memory(ELSEWHERE)
     if content is None:
         return []

@@ -51,7 +51,7 @@ _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class SnapshotId(NamedTuple):
-    """What tells one snapshot of a run from another."""
+    """Identity of a snapshot within a run."""
 
     step: int
     generation: int
@@ -62,7 +62,7 @@ NEVER = SnapshotId(-1, -1)
 
 
 class SlotHeader(NamedTuple):
-    """What a slot that holds something begins with, beside its mark."""
+    """First fields of a filled slot, except its mark."""
 
     text_bytes: int
     tensors_at: int
@@ -79,7 +79,7 @@ class SlotHeader(NamedTuple):
 
     @staticmethod
     def from_bytes(content: bytes) -> "SlotHeader | None":
-        """None: the slot holds nothing, or it cannot be what was written."""
+        """Parse a head; None: the slot is empty, or its head cannot be what was written."""
         mark, *lengths = _HEAD.unpack(content)
         head = SlotHeader(*lengths)
         begin, size = head.tensors_at, head.tensors_bytes
@@ -89,12 +89,12 @@ class SlotHeader(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Where one tensor's shard lies, in the slot and in the whole tensor."""
+    """Position of one tensor's shard, in the slot and in the whole tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
-    """Of the shard in the whole."""
+    """Offsets of the shard in the whole tensor."""
     whole: tuple[int, ...]
     """Shape of the whole tensor."""
     begin: int
@@ -131,7 +131,7 @@ def _natural(number: Any) -> int:
 
 
 def empty(memory: mmap.mmap) -> None:
-    """Let a slot hold nothing, before anything in it changes."""
+    """Empty a slot, before anything in it changes."""
     memory[: len(_MARK)] = bytes(len(_MARK))
 
 
@@ -145,7 +145,7 @@ def write_head(memory: mmap.mmap, head: SlotHeader, text: bytes) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotText:
-    """What the text of a slot says."""
+    """Content of a slot's text."""
 
     snapshot_id: SnapshotId
     rank: int
@@ -182,7 +182,7 @@ class SlotText:
 
 @dataclass(frozen=True, kw_only=True)
 class Sealed(SlotText):
-    """What a slot holds."""
+    """Content of a slot."""
 
     content: Tensor
     """The bytes of all tensors, uint8, in the slot itself."""
@@ -198,7 +198,7 @@ class Sealed(SlotText):
 
 
 def read_head(memory: mmap.mmap) -> SlotHeader | None:
-    """What a slot begins with; None if it holds nothing."""
+    """Return the head of a slot; None if the slot is empty."""
     if len(memory) < HEAD_BYTES:
         return None
     head = SlotHeader.from_bytes(memory[:HEAD_BYTES])
@@ -206,7 +206,7 @@ def read_head(memory: mmap.mmap) -> SlotHeader | None:
 
 
 def read_slot(memory: mmap.mmap) -> Sealed | None:
-    """What a slot holds; None if it holds nothing, or its text is not what was written."""
+    """Return the content of a slot; None if it is empty, or its text is not what was written."""
     head = read_head(memory)
     if head is None:
         return None
@@ -241,7 +241,7 @@ _VALUES_ROOM = 2**20
 
 
 class SlotLayout:
-    """How one rank's state lies in each of its slots; the same as long as its layout is."""
+    """Layout of one rank's state in each of its slots; it changes only with the state's layout."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.pieces: dict[str, Piece] = {}
@@ -274,7 +274,7 @@ class Slot:
         self._layout = layout
         found = read_slot(memory)
         self.snapshot_id = NEVER if found is None else found.snapshot_id
-        """Of the snapshot that it holds."""
+        """Moment of the snapshot that the slot holds."""
         self.content = content_of(memory, layout.tensors_at, layout.tensors_bytes)
         """The bytes of all tensors."""
         self.shards = {
@@ -284,7 +284,7 @@ class Slot:
         """To be filled between ``clear`` and ``seal``."""
 
     def clear(self) -> None:
-        """Let the slot hold nothing, before anything in it changes."""
+        """Empty the slot, before anything in it changes."""
         empty(self._memory)
         self.snapshot_id = NEVER
 

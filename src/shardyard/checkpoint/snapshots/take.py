@@ -40,10 +40,10 @@ class Snapshots(PersistentStaging):
     """Takes snapshots of one set of tensors. All ranks make the same calls.
 
     Args:
-        memory: Of the node's agent.
+        memory: Memory of the node's agent.
         names: Tensors of the whole state, those of other pipeline stages included.
-        restored: The snapshot that this process goes on from; None: of none.
-        interval: Says when one is due.
+        restored: The snapshot that this process continues from; None: there is none.
+        interval: Decides when one is due.
 
     Raises:
         RequestError: No agent owns memory for it.
@@ -183,7 +183,7 @@ class Snapshots(PersistentStaging):
             self._forget_lost_steps(memory(label), restored)
 
     def _forget_lost_steps(self, memory: mmap.mmap | None, restored: SnapshotId | None) -> None:
-        """Empty a slot of the node before, if nobody goes on from what it holds."""
+        """Empty a slot of the node before, unless the run resumes at its step or a later one."""
         found = None if memory is None else read_slot(memory)
         if memory is None or found is None or found.snapshot_id.generation == self._generation:
             return

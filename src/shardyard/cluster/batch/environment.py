@@ -1,4 +1,4 @@
-"""The parts of a cluster of ``kind: batch`` beside the file system: its network, and its queues."""
+"""Parts of a ``kind: batch`` cluster without the file system: its network, and its queues."""
 
 from shardyard.cluster.batch.queue import (
     close,
@@ -99,7 +99,7 @@ class Environment(Stack):
 
 
 def file_system_of(world: World) -> FileSystemOutputs | None:
-    """What the file system's stack says; None: there is none."""
+    """Read the file system from its stack; None: there is none."""
     if world.spec.storage.kind == "none":
         return None
     return file_system_outputs(stack_outputs(world, FileSystem().stack(world.spec)))

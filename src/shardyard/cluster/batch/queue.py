@@ -1,6 +1,7 @@
-"""Whether what exists is fit for a queue of AWS Batch: subnet, default group, reservation.
+"""Queues of AWS Batch: checks of what they are built on, their state, jobs and instances.
 
-Asked before anything is made: each of these makes an environment that stands and never runs a job.
+Subnet, default group and reservation are checked before anything is made: a wrong one makes an
+environment that exists and never runs a job.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from shardyard.log import warn
 # Asked of Batch and ECS themselves: a stack may be complete while its environment has gone INVALID.
 
 GPU = "GPU"
-"""What ECS calls NVIDIA's devices, each by its id."""
+"""Name of NVIDIA's devices in ECS, each by its id."""
 
 ALIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
 """States of jobs that are not over."""
@@ -42,16 +43,16 @@ _SETTLE_WITHIN_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """How environments and queues are together."""
+    """Common condition of environments and queues."""
 
     word: Literal["absent", "coming", "there", "going", "failed"]
     reason: str = ""
     tags: tuple[dict[str, str], ...] = ()
-    """Of each that is there."""
+    """Tags of each environment and queue that exists."""
 
 
 def queries_of(world: World) -> str:
-    """Who is asked, for the table."""
+    """Return the calls that ask AWS Batch, for the table."""
     asked = environments(world.spec)
     return (
         f"batch describe-compute-environments {' '.join(asked.values())}; "
@@ -60,13 +61,13 @@ def queries_of(world: World) -> str:
 
 
 def environment_of(world: World, name: str) -> dict[str, Any] | None:
-    """What Batch says of a compute environment; None: there is none."""
+    """Ask Batch for a compute environment; None: there is none."""
     answer = world.ask("batch", "describe_compute_environments", computeEnvironments=[name])
     return _not_deleted((answer or {}).get("computeEnvironments", []))
 
 
 def queue_of(world: World, name: str) -> dict[str, Any] | None:
-    """What Batch says of a queue; None: there is none."""
+    """Ask Batch for a queue; None: there is none."""
     answer = world.ask("batch", "describe_job_queues", jobQueues=[name])
     return _not_deleted((answer or {}).get("jobQueues", []))
 
@@ -76,7 +77,7 @@ def _not_deleted(items: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def condition_of(world: World) -> Condition:
-    """How all are: the worst of them says the word."""
+    """Return the common condition; the worst of them decides the word."""
     named: dict[str, dict[str, Any] | None] = {}
     for queue, environment in environments(world.spec).items():
         named[f"compute environment {environment}"] = environment_of(world, environment)
@@ -131,7 +132,7 @@ def jobs_of(world: World) -> list[str]:
 
 
 def close_acts(spec: ClusterSpec) -> list[Act]:
-    """What closes queues and environments, and lets Batch delete them."""
+    """Return the calls that close queues and environments, so that Batch can delete them."""
     names = environments(spec)
     return [
         *(_queue_act(queue, "DISABLED") for queue in names),
@@ -200,7 +201,7 @@ def _wait_until_updated(
 
 
 def resize_act(spec: ClusterSpec, nodes: int) -> Act:
-    """What lets so many instances stand without a job; more come with jobs, up to nodes.max."""
+    """Return the call that keeps so many idle instances; jobs add more, up to nodes.max."""
     params = {
         "computeEnvironment": environment_name(spec),
         "computeResources": {"minvCpus": nodes * spec.instance.vcpus},
@@ -238,10 +239,10 @@ def instances_of(world: World) -> list[dict[str, Any]]:
 def launch_settings(
     world: World, outputs: dict[str, str], fs: FileSystemOutputs | None
 ) -> dict[str, Any]:
-    """What a recipe needs to be launched there, as a part of a recipe.
+    """Return the launch settings for this queue, as a part of a recipe.
 
     Args:
-        outputs: Of the environment's stack.
+        outputs: Outputs of the environment's stack.
         fs: The file system, where there is one.
     """
     spec = world.spec
@@ -285,7 +286,7 @@ def block_ends(world: World) -> str:
 
 
 def reservation_of(world: World) -> dict[str, Any]:
-    """What EC2 says of the capacity reservation.
+    """Ask EC2 for the capacity reservation.
 
     Raises:
         RequestError: There is none of that id.

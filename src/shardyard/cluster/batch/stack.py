@@ -16,15 +16,15 @@ from shardyard.image.dockerfile import USER_ID
 
 IMAGE_TYPE = "ECS_AL2023_NVIDIA"
 CPU_IMAGE_TYPE = "ECS_AL2023"
-"""Of compute environments. Source: CreateComputeEnvironment, Ec2Configuration."""
+"""Image types of compute environments. Source: CreateComputeEnvironment, Ec2Configuration."""
 
 SHARED = "/shared"
-"""Where instances and containers have the file system."""
+"""Folder of the file system on instances and in containers."""
 
 LOGS_KEPT_DAYS = 90
 
 SIDE_INSTANCE = "m5.8xlarge"
-"""Of side jobs: 32 vCPUs and 128 GiB, which hold a side job as recipes ask for it by default."""
+"""Instance of side jobs: its 32 vCPUs and 128 GiB hold a side job of recipes' defaults."""
 SIDE_VCPUS = 32
 MOST_SIDE_INSTANCES = 4
 
@@ -37,23 +37,23 @@ _LONGEST_WAITS_S = {
 }
 
 _BUCKET_RIGHTS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
-"""What `export`, `fetch` and checkpoints do with objects; docs/verbs/export.md."""
+"""Rights on objects that `export`, `fetch` and checkpoints need; docs/verbs/export.md."""
 
 _PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
 
 
 def stack_name(spec: ClusterSpec) -> str:
-    """Of the stack in CloudFormation."""
+    """Return the name of the stack in CloudFormation."""
     return f"shardyard-{spec.name}-batch"
 
 
 def environment_name(spec: ClusterSpec) -> str:
-    """Of the compute environment with accelerators."""
+    """Return the name of the compute environment with accelerators."""
     return f"shardyard-{spec.name}"
 
 
 def side_queue_name(spec: ClusterSpec) -> str:
-    """Of the queue of side jobs, on instances without accelerators."""
+    """Return the name of the queue of side jobs, on instances without accelerators."""
     return f"{spec.name}-side"
 
 
@@ -66,7 +66,7 @@ def environments(spec: ClusterSpec) -> dict[str, str]:
 
 
 def log_group(spec: ClusterSpec) -> str:
-    """Where the containers of its jobs write."""
+    """Return the log group that the containers of its jobs write to."""
     return f"/shardyard/{spec.name}"
 
 
@@ -159,10 +159,10 @@ def _network(
 
 
 def _roles(spec: ClusterSpec, tags: list[dict[str, str]]) -> dict[str, Any]:
-    """Of the instances, of who starts containers, and of the containers where they need one.
+    """Return the roles of instances, of container starts, and of containers that need one.
 
-    Names are CloudFormation's: roles are of all regions, and there may be a queue of this name in
-    each. The instances' role is AWS's own policy, which follows the ECS agent's needs.
+    CloudFormation names them: roles span all regions, and each may have a queue of this name. The
+    instances' role is AWS's own policy, which follows the ECS agent's needs.
     """
     agent = "service-role/AmazonEC2ContainerServiceforEC2Role"
     resources: dict[str, Any] = {
@@ -240,7 +240,7 @@ def _bucket_rights(address: str) -> list[dict[str, Any]]:
 
 
 def _groups(fs: FileSystemOutputs | None) -> list[Any]:
-    """Of the instances: ours, and the file system's."""
+    """Return the security groups of the instances: ours, and the file system's."""
     return [{"Fn::GetAtt": ["Group", "GroupId"]}, *([fs.group] if fs else [])]
 
 
@@ -282,7 +282,7 @@ def _template(name: str, data: dict[str, Any], tags: list[dict[str, str]]) -> di
 def _instance(
     spec: ClusterSpec, fs: FileSystemOutputs | None, *, own: str | None
 ) -> dict[str, Any]:
-    """What instances with and without accelerators have alike."""
+    """Return the settings that instances with and without accelerators share."""
     return {
         "BlockDeviceMappings": [
             {
@@ -319,7 +319,7 @@ def _capacity_options(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def user_data(spec: ClusterSpec, fs: FileSystemOutputs | None, *, own: str | None) -> str:
-    """What instances run as they start: ours, the mount, and the user's own behind them."""
+    """Return what instances run at start: our script, the mount, then the user's own."""
     # ECS gives a container 30 s to end, which is short for a step and its checkpoint.
     stop = f"ECS_CONTAINER_STOP_TIMEOUT={spec.nodes.stop_s}s"
     ours = f"#!/bin/sh\necho {stop} >> /etc/ecs/ecs.config"
@@ -398,12 +398,12 @@ def _instances(
     least: int,
     most: int,
 ) -> dict[str, Any]:
-    """Instances of one type.
+    """Return the instances of one type.
 
     Args:
         template: The launch template's name in the stack.
-        least: vCPUs that stand without a job.
-        most: vCPUs.
+        least: vCPUs that run without a job.
+        most: Most vCPUs.
     """
     return {
         "Type": "EC2",  # multi-node jobs do not run on Spot

@@ -14,7 +14,7 @@ from typing import Any
 from shardyard.config.model.hub import digests_of, verified_repository
 
 _SUFFIXES = (".json", ".jinja", ".safetensors")
-"""Of what a training reads of a model."""
+"""Suffixes of the model files that a training reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ ModelFiles = Mapping[str, ModelFile]
 
 
 def files_of(folder: Path) -> dict[str, ModelFile]:
-    """What is in a model's folder; digests where a store's list has them.
+    """List the files in a model's folder; with digests where a store's list has them.
 
     Raises:
         RequestError: A file of a store was changed after it was fetched.
@@ -77,7 +77,7 @@ def undecided(local: ModelFiles, node0: ModelFiles) -> list[str]:
 
 
 def differences(local: ModelFiles, node0: ModelFiles) -> list[str]:
-    """What is not the same, in words; empty: nothing.
+    """Describe the differences; empty: there are none.
 
     Args:
         node0: Node 0's.
@@ -117,8 +117,11 @@ def from_json(content: Any) -> dict[str, ModelFile] | None:
 # it came from, and must notice another one there.
 
 _SAMPLES, _BYTES = 64, 4096
-"""Of each file, evenly spaced: weights that were trained differ nearly everywhere, and reading
-all of a large base at every start would take minutes."""
+"""Number and bytes of the samples of each file, evenly spaced.
+
+Trained weights differ nearly everywhere, and reading all of a large base at every start would
+take minutes.
+"""
 
 
 def base_digest(folder: Path) -> str | None:

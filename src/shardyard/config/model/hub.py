@@ -1,13 +1,13 @@
 """The Hugging Face hub: repositories are fetched into a store, or into this machine's cache.
 
 A store is one folder, on a volume that nodes share or on a node's own disk. It holds a folder for
-each commit of a repository, ``<owner>--<name>@<first 12 digits>``, fetched by one process at a time
-and whole once ``complete.json`` is there: every file with its bytes and SHA-256. Whoever opens it
-holds the files against that list, so that nodes can compare what they have by a digest.
+each commit of a repository, ``<owner>--<name>@<first 12 digits>``, fetched by one process at a
+time. A folder is whole once ``complete.json`` is there: every file with its bytes and SHA-256.
+Readers check the files against that list, so that nodes can compare what they have by a digest.
 
-huggingface_hub fetches the files: finished ones stay when a process is killed, a broken connection
-goes on within a file. Since 2.x it begins the file anew that a killed process had half of, and
-leaves the half behind; those are removed here.
+huggingface_hub fetches the files. Finished ones stay when a process is killed, and a broken
+connection continues within a file. Since 2.x, it restarts a file that a killed process had half
+of, and leaves the half behind; those halves are removed here.
 """
 
 import errno
@@ -31,7 +31,7 @@ from shardyard.io.files import locked, make_folder, publish_file, write_text
 from shardyard.units import format_bytes
 
 Level = Literal["tokenizer", "config", "weights"]
-"""How much of a repository is fetched; each level holds those before it."""
+"""Part of a repository to fetch; each level includes those before it."""
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,12 +44,12 @@ _PATTERNS: dict[Level, tuple[str, ...]] = {
     "config": ("*.json", "*.jinja"),
     "weights": ("*.json", "*.jinja", "*.safetensors"),
 }
-"""Nothing that runs code when opened."""
+"""File patterns by level; no file of these runs code when opened."""
 
 _LOCK = ".lock"
 _PART = ".part"
 _SCRATCH = ".cache"
-"""Where huggingface_hub keeps its notes and half files, in the folder that it fetches into."""
+"""Folder of huggingface_hub's records and partial files, in the folder that it fetches into."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -64,7 +64,7 @@ LogFunction = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class HubRequest:
-    """What a recipe asks of the hub."""
+    """Request of a recipe to the hub."""
 
     kind: HubSetting
     name: str
@@ -80,13 +80,13 @@ class HubRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRepository:
-    """What complete.json says of a folder of the store."""
+    """Content of complete.json in a folder of the store."""
 
     name: str
     commit: str
     level: Level
     revisions: tuple[str | None, ...]
-    """What was asked for when this commit was the answer; found again without the hub."""
+    """Requested revisions that gave this commit; they are found again without the hub."""
     files: Mapping[str, FileDigest]
     mtimes_ns: Mapping[str, int]
     """A file of the same size and time is not read again."""
@@ -99,11 +99,11 @@ class StoredRepository:
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected:
-    """What the hub, or the cache, says of a file."""
+    """Size and digests of a file, from the hub or the cache."""
 
     bytes: int
     sha256: str | None
-    """Of large files, which are in LFS."""
+    """SHA-256 of large files, which are in LFS."""
     blob: str | None
     """Git's SHA-1, of the others."""
 
@@ -120,8 +120,8 @@ def fetch(request: HubRequest, store: Path | None, *, log: LogFunction) -> Path:
     """Fetch a repository, or find it fetched.
 
     Args:
-        store: Where nodes look for it; None: the Hugging Face cache of this machine.
-        log: Told before a long fetch or wait.
+        store: Folder in which nodes look for it; None: the Hugging Face cache of this machine.
+        log: Called before a long fetch or wait.
 
     Returns:
         The folder of its files.
@@ -252,7 +252,7 @@ def _has_level(stored: StoredRepository | None, level: Level) -> bool:
 
 
 def _ask(request: HubRequest) -> _Listing:
-    """What the hub has."""
+    """Ask the hub for its files."""
     from huggingface_hub import HfApi
 
     with translate_hub_errors(request.words, setting=request.kind):
@@ -292,7 +292,7 @@ def _stored_commit(request: HubRequest, store: Path, log: LogFunction) -> str | 
 
 
 def _in_cache(request: HubRequest, revision: str | None) -> Path | None:
-    """What this machine's cache holds, without asking the hub; None: not all of it."""
+    """Return the folder in this machine's cache, without asking the hub; None: it is not whole."""
     from huggingface_hub import errors, snapshot_download
 
     patterns = list(_PATTERNS[request.level])

@@ -1,4 +1,4 @@
-"""Why the Hugging Face hub gave nothing: what its client raises, told with a remedy."""
+"""Errors of the Hugging Face hub: what its client raises, reported with a remedy."""
 
 import errno
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _OF_A_DISK = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR,
     errno.ENAMETOOLONG, errno.ESTALE,
 )  # fmt: skip
-"""Error numbers of a file system; those of a connection are told as a hub that is not reached."""
+"""Error numbers of a file system; those of a connection count as an unreachable hub."""
 
 
 HubSetting = Literal["model.hub", "data.tokenizer", "data.source"]
@@ -43,13 +43,13 @@ def translate_hub_errors(words: str, *, setting: HubSetting) -> Iterator[None]:
 
     Args:
         words: The setting and its value, with the revision.
-        setting: The one that asks, for the remedy.
+        setting: The setting of the request, for the remedy.
 
     Raises:
         RequestError: There is no such repository, revision or file; or HF_HUB_OFFLINE is set.
         AccessError: A token is missing, wrong, or of somebody who may not read it.
         CapacityError: The hub cannot be reached, or the connection broke.
-        OSError: The file system refused.
+        OSError: The file system reported an error.
     """
     try:
         yield

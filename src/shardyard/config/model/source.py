@@ -1,6 +1,6 @@
-"""Where a model's shape and files come from: a preset, a Hugging Face folder, or the hub.
+"""Sources of a model's shape and files: a preset, a Hugging Face folder, or the hub.
 
-What a config.json means is said by ``families/config_json.py``.
+``families/config_json.py`` says what a config.json means.
 """
 
 import os
@@ -32,13 +32,13 @@ def model_folder(
     commit: str | None = None,
     log: LogFunction = lambda _: None,
 ) -> Path | None:
-    """Folder of the model's own files on this machine, or None for a preset.
+    """Return the folder of the model's own files on this machine, or None for a preset.
 
     Args:
         needs_weights: Whether weights that the recipe loads are fetched too, and must be there.
-            Without them the cache of this machine is enough, as model.dir may be elsewhere.
-        commit: Of the hub, where a run has found one before; it is taken again.
-        log: Told before a long fetch.
+            Without them, the cache of this machine is enough, as model.dir may be remote.
+        commit: Commit of the hub that the run has found before; it is taken again.
+        log: Called before a long fetch.
 
     Raises:
         RequestError: There is no such folder or repository.
@@ -86,15 +86,18 @@ def has_tokenizer(folder: Path | None) -> bool:
 
 
 def shape_or_none(recipe: Recipe, folder: Path | None, vocab_size: int) -> ModelShape | None:
-    """As ``read_shape``, with the heads that the task needs; None for a module of the user's own,
-    which nobody knows before it runs, and for a network that classifies images."""
+    """Return the shape of ``read_shape``, with the heads that the task needs.
+
+    None for a module of the user's own, which is unknown before it runs, and for a network that
+    classifies images.
+    """
     if recipe.model.module is not None or task_row(recipe.task.name).reads == "images":
         return None
     return with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
 
 
 def network_or_none(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
-    """What classifies images, as its preset or its folder's config.json says; None: of text.
+    """Return the image network of the preset or the folder's config.json; None: for text.
 
     Raises:
         RequestError: config.json is missing or damaged, or says something that is not built.
@@ -143,7 +146,7 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
 
 
 def stated_shape(model: Model, vocab_size: int) -> ModelShape | None:
-    """What the recipe itself says of the model's shape; None: its folder alone can say.
+    """Return the shape that the recipe itself gives; None: only the model's folder has it.
 
     Raises:
         RequestError: model.config cannot be read, or says something that is not built.
@@ -160,7 +163,7 @@ def stated_shape(model: Model, vocab_size: int) -> ModelShape | None:
 
 
 def config_content(config: str | dict[str, Any]) -> dict[str, Any]:
-    """What model.config says: the file's content, or the content that was sent with the recipe.
+    """Return the content of model.config: the file's, or that sent with the recipe.
 
     Raises:
         RequestError: The file cannot be read.
@@ -183,7 +186,7 @@ def _parse_shape(config: dict[str, Any], source: str, model: Model) -> ModelShap
 
 
 _BY_THE_FOLDER = ("hidden_dropout", "head_dim", "moe_intermediate_size")
-"""Of a shape: what is no size, or stands in another word (``head_width``, ``expert_width``)."""
+"""Fields of a shape that are no size or renamed (``head_width``, ``expert_width``)."""
 
 
 def _check_same_shape(model: Model, stated: ModelShape, actual: ModelShape, path: Path) -> None:
@@ -210,7 +213,7 @@ def _check_same_shape(model: Model, stated: ModelShape, actual: ModelShape, path
 
 
 def config_notes(model: Model, folder: Path | None) -> list[str]:
-    """What a folder's config.json asks for that is done in another way, for the user to know.
+    """Note what a folder's config.json asks for that is done in another way.
 
     transformers weighs one balance loss over the visits of all blocks together
     (``load_balancing_loss_func`` of 5.23), ours one for each block and sample: the same number
@@ -232,9 +235,9 @@ def config_notes(model: Model, folder: Path | None) -> list[str]:
 
 
 def head_notes(recipe: Recipe, folder: Path | None) -> list[str]:
-    """What of a folder's model the task needs and the folder does not have, for the user to know.
+    """Note what the task needs of a folder's model and the folder does not have.
 
-    Both heads are in transformers' BertForPreTraining alone.
+    Only transformers' BertForPreTraining has both heads.
     """
     is_needed = recipe.model.weights != "random" and task_row(recipe.task.name).judges_pairs
     if folder is None or not is_needed:

@@ -1,4 +1,4 @@
-"""What no type can say about a recipe: settings that contradict each other or are not built yet.
+"""Checks beyond types: settings that contradict each other or are not built yet.
 
 One small function for each kind of problem; all are run, so that a user sees everything at once.
 """
@@ -42,11 +42,11 @@ from shardyard.hardware.accelerator import device_kind_error
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
-    """Refuse what cannot be done, before anything is read or started.
+    """Reject what cannot be done, before anything is read or started.
 
     Args:
-        source: What messages call the recipe: its files.
-        to_train: Whether what can be planned but not trained yet is refused too.
+        source: Name of the recipe in messages: its files.
+        to_train: Whether what can be planned but not trained yet is rejected too.
 
     Raises:
         RecipeError: All problems.
@@ -63,12 +63,12 @@ def load_checked_recipe(
     to_train: bool = True,
     of_run: bool = False,
 ) -> Recipe:
-    """Load and check a recipe, so that wrong settings and contradictions are told together.
+    """Load and check a recipe, so that wrong settings and contradictions are reported together.
 
     Args:
         sources: A path, a dict or a ``Recipe``, or several of them; these, ``overrides`` and
             ``of_run`` are as for ``load_recipe``.
-        to_train: Whether what can be planned but not trained yet is refused too.
+        to_train: Whether what can be planned but not trained yet is rejected too.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
@@ -243,7 +243,7 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _batch(recipe: Recipe) -> Iterable[Problem]:
-    """Settings of batch and schedule that say the same twice, or that nothing would read."""
+    """Find settings of batch and schedule that repeat each other, or that no code would read."""
     optim = recipe.optim
     if optim.batch_per_device is not None and optim.global_batch != "auto":
         text = (
@@ -300,7 +300,7 @@ _OF_SCHEDULE = {"poly_power": "poly", "milestones": "step", "milestone_factor": 
 
 
 def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
-    """bf16 keeps 8 bits: averages that move less than the last of them stand still."""
+    """Find averages that bf16 would freeze: it keeps 8 bits, and rounds smaller changes away."""
     if recipe.precision.optimizer_states == "fp32":
         return
     for key, value in factors_of(recipe.optim).items():
@@ -325,7 +325,7 @@ def _generation(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _unused_sections(recipe: Recipe) -> Iterable[Problem]:
-    """Of launchers a recipe may have several; it has one task."""
+    """Find settings of other tasks: a recipe may have several launchers, but one task."""
     for key in recipe.task.model_extra or ():
         if key != section_key(recipe.task.name):
             text = f"holds settings of a task, and task.name={recipe.task.name} does not read them."
@@ -394,7 +394,7 @@ def _device(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _machines(recipe: Recipe) -> Iterable[Problem]:
-    """What cluster.instance or cluster.file names."""
+    """Check the machines that cluster.instance or cluster.file names."""
     cluster = recipe.cluster
     if cluster.instance is not None and cluster.file is not None:
         text = f"={_show(cluster.file)} and cluster.instance={cluster.instance} each name the "

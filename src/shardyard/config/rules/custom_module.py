@@ -1,7 +1,7 @@
-"""Causal language models of transformers of no family here: trained as a module of one's own is.
+"""Causal language models of transformers of no family here, trained as a user's own module.
 
-On the data axes, that is, with recompute of their blocks; what is inside of them nobody here knows.
-A recipe that names such a model by ``model.path`` or ``model.hub`` becomes one whose
+They train on the data axes, with recompute of their blocks; their inside is unknown here. A
+recipe that names such a model by ``model.path`` or ``model.hub`` becomes one whose
 ``model.module`` is ours, so that there is no third way to train.
 """
 
@@ -96,7 +96,7 @@ def _check_import_path(import_path: str) -> Iterable[Problem]:
 
 
 def check_unsupported_axes(recipe: Recipe, what: str) -> Iterable[Problem]:
-    """Degrees that split what nobody here knows how to split."""
+    """Yield problems of degrees that would split parts of a model that Shardyard cannot split."""
     for axis, reason in WHY_NOT.items():
         degree = getattr(recipe.parallel, axis)
         if degree > 1:
@@ -164,14 +164,14 @@ def _unsupported_settings(
 
 
 MODULE = "shardyard.train.custom_model:open_causal_lm"
-"""What ``model.module`` of such a recipe is."""
+"""Value of ``model.module`` in such a recipe."""
 
 LACKS = (
     "it trains on data axes alone (dp_replicate, dp_shard with zero 1 to 3), without cp, tp, pp "
     "and ep, fp8, adapters, planned memory, time and price, and MFU; each process holds all of it "
     "while it is opened and exported"
 )
-"""What is told of such a model when a run starts, and by `plan`."""
+"""Limits of such a model, printed when a run starts, and by `plan`."""
 
 BY_POSITIONS = (
     "apertus", "arcee", "bitnet", "codegen", "cohere", "cohere2", "deepseek_v2", "deepseek_v3",
@@ -181,16 +181,18 @@ BY_POSITIONS = (
     "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
     "stablelm", "starcoder2", "vaultgemma",
 )  # fmt: skip
-"""Types of which transformers keeps documents apart where positions begin anew."""
+"""Types of which transformers keeps documents apart where positions restart."""
 BY_MASK = ("biogpt", "falcon", "opt", "xglm")
 """Types that must be given a mask, too."""
 KEEP_DOCUMENTS_APART = tuple(sorted({*BY_POSITIONS, *BY_MASK}))
-"""Types whose documents in a sample do not see each other if that is asked for. A test holds each
-against the documents alone. A state that runs through a sample (Mamba) knows no documents, and
-ALiBi (BLOOM, MPT) is made of a sample as a whole."""
+"""Types whose documents in a sample do not see each other, if the recipe asks for that.
+
+A test compares each with the documents on their own. A state that runs through a sample (Mamba)
+knows no documents, and ALiBi (BLOOM, MPT) is made of a sample as a whole.
+"""
 
 _ENCODER_DECODER = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus")
-"""Which are so by themselves: a config.json need not say it."""
+"""Types that are encoder-decoders by themselves: a config.json need not say it."""
 
 
 def is_generic(recipe: Recipe) -> bool:
@@ -204,11 +206,13 @@ def needs_mask(kind: str) -> bool:
 
 
 def generic_type(config: dict[str, Any], source: str) -> str | None:
-    """The type of a model that takes this path; None: it is of a family, or refused elsewhere.
+    """Return the type of a model that takes this path.
+
+    None: it is of a family, or rejected elsewhere.
 
     Args:
         config: Content of a config.json.
-        source: What messages call it.
+        source: Its name in messages.
 
     Raises:
         RequestError: It is of no family, and no causal language model.

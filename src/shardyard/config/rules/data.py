@@ -1,7 +1,7 @@
-"""What no text of a recipe may hold, because something that it is handed to would break on it.
+"""Check a recipe's texts for content that would break the files and programs they go to.
 
-Texts become file names, lines of scripts, arguments, variables and YAML. What is refused here is
-refused for all of them, so that no launcher needs a rule of its own.
+Texts become file names, lines of scripts, arguments, variables and YAML. What is rejected
+here is rejected for all of them, so that no launcher needs a rule of its own.
 """
 
 import difflib
@@ -46,7 +46,7 @@ SOURCES = ("data.source", "data.mixture.source", "data.eval_source", "data.mixtu
 """Paths that may be addresses of places elsewhere, too."""
 
 _PART_BYTES = 255
-"""Of one name in a path: NAME_MAX of Linux's file systems."""
+"""Most bytes of one name in a path: NAME_MAX of Linux's file systems."""
 
 _WHOLE_BYTES = 4096 - 512
 """PATH_MAX of Linux, less what a run's own files add behind it. No other name is as long."""
@@ -62,7 +62,7 @@ _INSTEAD_OF_A_URL = {
 _A_PATH = "Give a path, such as one where it is mounted."
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]{1,100}")
-"""Names that may stand in the dotted name of a setting in a message."""
+"""Names that may be part of the dotted name of a setting in a message."""
 
 
 def check_strings(recipe: Recipe) -> Iterable[Problem]:
@@ -258,7 +258,7 @@ def formats_of(data: Data) -> list[str]:
 
 
 def not_trained(kind: str, tokenizer: str) -> str:
-    """Why a kind that is asked for cannot be had."""
+    """Explain why a requested kind is not available."""
     return (
         f"={kind} is what a tokenizer becomes that is trained here, and data.tokenizer={tokenizer} "
         "is one that exists. Set data.tokenizer=train, or leave data.tokenizer_kind out."
@@ -269,7 +269,7 @@ def not_trained(kind: str, tokenizer: str) -> str:
 
 
 def check_conversations(recipe: Recipe) -> Iterable[Problem]:
-    """What a recipe that learns from dialogues asks."""
+    """Yield problems of a recipe that trains on dialogues."""
     data, target = recipe.data, recipe.run.target or ()
     if data.chat_template is not None and data.chat_template not in CHAT_TEMPLATES:
         near = difflib.get_close_matches(data.chat_template, CHAT_TEMPLATES, n=1)

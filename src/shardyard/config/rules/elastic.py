@@ -1,4 +1,4 @@
-"""Where a recipe asks for nodes to be left out for a verdict and nothing could do so."""
+"""Check whether nodes can be excluded for the verdicts of ``elastic.leave_out_for``."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a recipe for images may not ask, and what of images a recipe for text may not."""
+"""Check image settings: wrong ones in recipes for images, and any in recipes for text."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ _OF_TEXT = {
     "task": ("prompt", "generate_tokens"),
     "run": ("tokens",),
 }  # fmt: skip
-"""Settings that say nothing of images, by their sections."""
+"""Settings that do not apply to images, by their sections."""
 
 
 _OF_NETWORKS = ("drop_path", "batch_norm", "batch_norm_momentum", "zero_last_norm")
@@ -82,7 +82,7 @@ def _check_single_image_batch(recipe: Recipe, network: ImageNetwork) -> Iterable
 
 
 def check_network(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
-    """Settings that a network has nothing for, once it is known."""
+    """Yield problems of settings that a network does not support, once it is known."""
     kind, model = KINDS[network.model_type], recipe.model
     if model.batch_norm_momentum != "auto" and network.batch_norm_momentum is None:
         text = f"={model.batch_norm_momentum:g}: a network of type {network.model_type} has no "
@@ -106,7 +106,7 @@ def check_network(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
 
 
 def _of_images(recipe: Recipe) -> Iterable[Problem]:
-    """What of images a recipe for text asks."""
+    """Yield problems of image settings in a recipe for text."""
     task = recipe.task.name
     given = recipe.data.images
     for key in sorted(given.model_fields_set):
@@ -160,7 +160,7 @@ def check_images(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _check_augmentation(recipe: Recipe) -> Iterable[Problem]:
-    """What is drawn of images, and cannot be."""
+    """Yield problems of the settings for image augmentation."""
     images = recipe.data.images
     for key, (least, largest) in (
         ("crop_area", images.crop_area),

@@ -194,14 +194,18 @@ def _kubernetes(kubernetes: Kubernetes) -> Iterable[Problem]:
 # The same for all launchers, so that a recipe that one of them takes is not another one's surprise.
 
 LONGEST_BYTES = 128 * 1024 - 1
-"""Of NAME=VALUE: Linux starts no program with a longer one (MAX_ARG_STRLEN, execve(2))."""
+"""Most bytes of NAME=VALUE: Linux starts no program with a longer one (MAX_ARG_STRLEN,
+execve(2)).
+"""
 
 _TAKEN = re.compile(
     r"(?:SHARDYARD|PET|SLURM|SLURMD|AWS_BATCH)_.*"
     r"|AWS_BATCH.*"  # as Batch itself refuses them
     r"|JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
-"""Variables with which schedulers, torch and we say where a process stands among the others."""
+"""Variables with which schedulers, torch and Shardyard give a process its place among the
+others.
+"""
 
 _NAMES_A_COMMIT = re.compile(
     r"(?:^|_)(?:GIT|COMMIT|SHA1?|REV|REVISION|REF|HASH|DIGEST|CHECKSUM|VERSION|BUILD|TAG|ETAG)(?:_|$)",

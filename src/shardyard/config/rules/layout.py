@@ -1,9 +1,10 @@
-"""Which layouts are legal, and which one a recipe means: one pure module for every caller.
+"""Legal layouts, and the one that a recipe means: one pure module for every caller.
 
-The recipe check, the planner's search and ``parallel/apply`` ask here, so that they never disagree.
+The recipe check, the planner's search and ``parallel/apply`` ask here, so that they never
+disagree.
 
-The source systems' names, and the settings they stand for (N = all data-parallel ranks, G = devices
-of a node, or ``parallel.dp_shard`` if given):
+The source systems' names, and the settings that they mean (N = all data-parallel ranks, G =
+devices of a node, or ``parallel.dp_shard`` if given):
 
 ========================================  ====  ========  ============
 name                                      zero  dp_shard  dp_replicate
@@ -16,8 +17,8 @@ FSDP NO_SHARD, DDP, DeepSpeed ZeRO-0       1     1         N
 FSDP _HYBRID_SHARD_ZERO2                   no preset: zero: 2, dp_shard: G
 ========================================  ====  ========  ============
 
-The axes multiply to the world size: dp_replicate x dp_shard x cp x tp x pp. ``ep`` takes its ranks
-from dp_shard x cp and does not multiply.
+The axes multiply to the world size: dp_replicate x dp_shard x cp x tp x pp. ``ep`` takes
+its ranks from dp_shard x cp and does not multiply.
 """
 
 import math
@@ -106,10 +107,10 @@ def check_layout(
     global_batch: int | None = None,
     micro_batch: int | None = None,
 ) -> list[Problem]:
-    """Everything that keeps these degrees from being a layout; an empty list means legal.
+    """Return everything that keeps these degrees from being a layout; an empty list means legal.
 
     Args:
-        world_size: All ranks of the run; None: not known yet, so nothing is held against it.
+        world_size: All ranks of the run; None: not known yet, so it is not checked.
         devices_per_node: Ranks of one node; tensor parallelism stays inside it. None: as above.
         shape: Checked against tp, pp, ep and the stages of a pipeline where given.
         seq_len: Tokens of a sample; checked against cp where given.
@@ -184,7 +185,7 @@ def check_strategy(parallel: Parallel) -> list[Problem]:
 def check_batch(
     data_ranks: int, *, global_batch: int | None, micro_batch: int | None
 ) -> list[Problem]:
-    """Batch sizes that give some rank nothing to do in every step."""
+    """Find batch sizes that leave a rank without work in every step."""
     found = []
     if global_batch is not None and micro_batch is not None and micro_batch > global_batch:
         text = (
@@ -214,14 +215,14 @@ def check_axes(
     seq_len: int | None = None,
     cp_exchange: str = "keys_values",
 ) -> list[Problem]:
-    """What keeps the model axes from splitting this model on these nodes.
+    """Find the model axes that cannot split this model on these nodes.
 
     Args:
         world_size: None: not known yet.
         devices_per_node: Tensor parallelism stays inside a node. None: not known yet.
-        shape: Its heads, blocks and experts are what tp, pp and ep split.
-        seq_len: What cp splits.
-        cp_exchange: As ``parallel.cp_exchange``; ``heads`` are split over cp too.
+        shape: Its heads, blocks and experts are split by tp, pp and ep.
+        seq_len: Tokens of a sample, which cp splits.
+        cp_exchange: Same as ``parallel.cp_exchange``; ``heads`` are split over cp too.
     """
     found = []
     if devices_per_node is not None and devices_per_node % tp:
@@ -328,12 +329,12 @@ def check_stages(
     virtual_stages: int = 1,
     shape: ModelShape | None = None,
 ) -> list[Problem]:
-    """What keeps a pipeline from running: its schedule, too few micro-batches, too few blocks.
+    """Find what keeps a pipeline from running: its schedule, too few micro-batches or blocks.
 
     Args:
-        micro_batches: Of one data-parallel rank in one step, where known.
+        micro_batches: Micro-batches of one data-parallel rank in one step, where known.
         virtual_stages: Stages of one rank.
-        shape: Its blocks are what stages share.
+        shape: Its blocks are shared by the stages.
     """
     if pp == 1:
         return []

@@ -1,4 +1,4 @@
-"""What a recipe with adapters (LoRA) may not ask: what is not built, and what says nothing."""
+"""Check a recipe with adapters (LoRA) for settings that are not built or have no effect."""
 
 from collections.abc import Iterable
 

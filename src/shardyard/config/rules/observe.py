@@ -15,7 +15,7 @@ def services_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def check_exporters(recipe: Recipe) -> Iterable[Problem]:
-    """Settings of a service that nothing is sent to, as the one that asks for it is missing."""
+    """Yield problems of a service's settings without the setting that turns it on."""
     wandb, mlflow = recipe.observe.wandb, recipe.observe.mlflow
     if wandb.project is None:
         for name, value in (("entity", wandb.entity), ("url", wandb.url)):
@@ -33,15 +33,15 @@ def check_exporters(recipe: Recipe) -> Iterable[Problem]:
 # Which ranks a profile is taken of, and what of ``observe.profile`` cannot be followed.
 
 MOST_RANKS = 64
-"""Whose traces one profile has: they are written and read while the run stands still."""
+"""Most ranks in one profile: their traces are written and read while the run pauses."""
 USUAL_RANKS = 8
-"""Of a larger run, where nobody says which."""
+"""Ranks that are profiled in a larger run, unless the user names others."""
 
 _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*", re.ASCII)
 
 
 def check_profile(recipe: Recipe) -> Iterable[Problem]:
-    """What no profile could follow from."""
+    """Yield problems of a profile that could not be taken."""
     profile = recipe.observe.profile
     if not is_ranks(profile.ranks):
         yield Problem("observe.profile.ranks", f"={profile.ranks} {_WRONG_RANKS}")

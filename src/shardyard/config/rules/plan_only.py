@@ -1,4 +1,4 @@
-"""Settings that can be planned but not trained in yet, whoever asks: a recipe or a script."""
+"""Settings that can be planned but not trained yet, in a recipe or a script."""
 
 from collections.abc import Iterable
 
@@ -15,6 +15,6 @@ def planned_only(path: str, value: object, what: str, remedy: str) -> Problem:
 
 
 def settings_planned_only(recipe: Recipe) -> Iterable[Problem]:
-    """Every one whose value says it alone."""
+    """Yield a problem for each setting whose value by itself can only be planned."""
     if recipe.cluster.device == "xla":
         yield planned_only("cluster.device", "xla", "a run on Trainium or TPU", DEVICES)

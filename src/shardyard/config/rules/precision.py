@@ -8,7 +8,7 @@ from shardyard.errors import Problem, RequestError
 from shardyard.hardware.accelerator import Accelerator
 
 _DEVICES_WITHOUT_FP8 = ("cpu", "xpu", "hpu", "xla")
-"""In torchao, whatever they can do by themselves."""
+"""Devices without fp8 in torchao, regardless of their hardware."""
 
 
 def check_precision(recipe: Recipe) -> Iterable[Problem]:
@@ -54,7 +54,7 @@ def _multiplies_fp8(accelerator: Accelerator) -> bool:
 
 
 def _named_accelerator(recipe: Recipe) -> Accelerator | None:
-    """What cluster.instance or cluster.file has; this machine is asked when it is looked at."""
+    """Return the accelerator of cluster.instance or cluster.file; this machine is probed later."""
     try:
         cluster = chosen_cluster(recipe.cluster)
     except RequestError:

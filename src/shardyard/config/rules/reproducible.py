@@ -1,6 +1,6 @@
-"""What ``precision.reduce=exact`` does not go with: its promise is every bit, on any ranks.
+"""Settings that contradict ``precision.reduce=exact``: it promises every bit, on any ranks.
 
-What is not listed here has been held to it (``tests/distributed/test_exact.py``).
+Settings not listed here are tested for it (``tests/distributed/test_exact.py``).
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def check_reproducible(recipe: Recipe) -> Iterable[Problem]:
 
 
 def require_reproducible(resolved: Resolved) -> None:
-    """Ask once more, when nothing is ``auto`` and the model is known.
+    """Check again, when no setting is ``auto`` and the model is known.
 
     Raises:
         RecipeError: A bit of a step would depend on the ranks, or may.
@@ -55,7 +55,7 @@ def require_reproducible(resolved: Resolved) -> None:
 
 
 def micro_batches(optim: Optim) -> int:
-    """Of a step, by resolved settings: the same on any number of ranks."""
+    """Return the number of micro-batches of a step: by resolved settings, the same on any ranks."""
     return -(-first_batch(optim) // int(optim.micro_batch))
 
 

@@ -1,7 +1,7 @@
-"""Options of sbatch and srun that a recipe may add (``launch.slurm.options``), each with its form.
+"""Options of sbatch and srun that ``launch.slurm.options`` may add, each with its form.
 
-What is not in the table is not passed on: an option that changes how many tasks start, where they
-write or what they are told would break a run in ways that nobody could see in its recipe.
+Only options in the table are passed on. Others may change how many tasks start, where they
+write or what they get. That would break a run in ways that its recipe does not show.
 """
 
 import difflib
@@ -23,7 +23,7 @@ class Option:
     """One option."""
 
     form: str
-    """What its whole value must match; empty: it has none, and is true or false."""
+    """Pattern that its whole value must match; empty: it has no value, and is true or false."""
     example: str
     what: str
     client: Literal["sbatch", "srun"] = "sbatch"
@@ -181,7 +181,7 @@ def words_of(
 
 
 def gpus_in(gres: str) -> int | None:
-    """How many GPUs of a node ``gres`` names; None: none."""
+    """Return how many GPUs of a node ``gres`` names; None: it names none."""
     counts = [
         int(found[1] or 1)
         for item in gres.split(",")

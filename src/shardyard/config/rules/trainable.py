@@ -1,8 +1,7 @@
-"""What can be planned but not trained yet: asked by the verbs that prepare or start a training.
+"""Check what can be planned but not trained yet, for verbs that prepare or start a training.
 
-The planner looks further than the training half has come: `plan` and `config` accept what is
-rejected here, and say so. What can never run is rejected by all verbs
-(``config/rules/check.py``).
+The planner supports more than training does. `plan` and `config` accept what is rejected
+here, and say so. What can never run is rejected by all verbs (``config/rules/check.py``).
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What all sections of a recipe are made of, and the types of their settings."""
+"""Base classes of all sections of a recipe, and the types of their settings."""
 
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ def section_key(name: str) -> str:
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys and wrong types are refused, values never change."""
+    """Base of all sections: unknown keys and wrong types are rejected, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

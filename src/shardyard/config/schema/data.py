@@ -19,30 +19,30 @@ class Share(Section):
     """One source of data.mixture."""
 
     source: Sources
-    """As data.source."""
+    """Text of this source, as in data.source."""
     weight: PositiveNumber
     """Its share of the samples is this, divided by the sum of all weights."""
     name: Annotated[str, Field(pattern=NAME, description=NAME_WORDS)]
-    """What it is called where it is judged and told of by itself."""
+    """Name by which the source is validated and reported separately."""
     format: Annotated[str, Field(description=_FORMAT_WORDS)] | None = None
     """Instead of data.format."""
     text_key: str | None = None
     """Instead of data.text_key."""
     eval_source: Sources | None = None
-    """As data.eval_source, for this source."""
+    """Validation data of this source, as in data.eval_source."""
 
 
 class Images(Section):
-    """How files of pictures become what a network reads."""
+    """Conversion of picture files into the network's input."""
 
     size: Annotated[int, Field(ge=8, le=4096)] | Auto = "auto"
     """Pixels on a side of what the network is given; auto: as it was published with."""
     pack: bool | Auto = "auto"
     """Write pictures into tar shards of about 256 MB; auto: unless they are plain tar shards."""
     check: bool = True
-    """Read each picture to its end when it is prepared, so that a broken one is told then."""
+    """Read each picture to its end during preparation, so that a broken one is reported then."""
     broken: Literal["refuse", "leave_out"] = "refuse"
-    """What becomes of broken pictures; those left out are listed in left-out.txt."""
+    """Action on broken pictures; those left out are listed in left-out.txt."""
     image_key: str = "image"
     """The column of Parquet files that holds pictures."""
     label_key: str = "label"
@@ -52,7 +52,7 @@ class Images(Section):
     cache_mib: Annotated[int, Field(ge=1)] = 640
     """Memory of each process for pictures that are read ahead, in MiB, undecoded."""
     complete: bool = True
-    """Of ImageNet's tree ILSVRC: all its pictures must be there; false: train on those that are."""
+    """Require all pictures of ImageNet's tree ILSVRC; false: train on those that are there."""
     crop_area: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.08, 1.0)
     """Least and largest share of a picture's area that is cut out to learn from."""
     crop_ratio: Annotated[tuple[PositiveNumber, PositiveNumber], Field(strict=False)] = (
@@ -63,7 +63,7 @@ class Images(Section):
     flip: Fraction = 0.5
     """Probability that a picture is mirrored; 0 where left and right have a meaning."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How pixels are weighed where a picture is resized, turned or shifted, as Pillow does it."""
+    """Weighting of pixels where a picture is resized, rotated or shifted, as in Pillow."""
     rand_augment: Annotated[int, Field(ge=0, le=14)] = 0
     """Operations of RandAugment in a row, drawn from 14; 0: none."""
     rand_augment_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
@@ -88,7 +88,7 @@ class Images(Section):
         0.224,
         0.225,
     )
-    """What they are then divided by; those of ImageNet."""
+    """Divisors of red, green and blue after the mean is subtracted; the defaults are ImageNet's."""
 
     @property
     def mixes(self) -> bool:
@@ -105,16 +105,17 @@ class Data(Section):
     """Instead of source: several, each {name, source, weight}, dealt by weight in every 1,000
     samples; format and text_key may differ."""
     format: Annotated[str, Field(description=_FORMAT_WORDS)] = "by_suffix"
-    """What files hold: as their suffix says, others are refused; text: others are plain text;
-    chat: rows of dialogues, of which the answers are learnt (docs/chat.md)."""
+    """Format of the files. by_suffix: by each file's suffix, others are rejected; text: others
+    are plain text; chat: rows of dialogues, whose answers are trained on (docs/chat.md).
+    """
     text_key: str = "text"
     """The key of JSON objects, or column of Parquet files, that holds the text."""
     chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None
-    """How dialogues become text; null: by the template beside the tokenizer."""
+    """Template that turns dialogues into text; null: the template next to the tokenizer."""
     loss_on: Literal["answers", "all"] = "answers"
-    """What of dialogues is learnt: the answers with the token that ends each, or every token."""
+    """Tokens of dialogues to train on: the answers with the token that ends each, or all tokens."""
     loss_share: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.01, 0.99)
-    """Dialogues are refused where a smaller or larger share of their tokens is learnt."""
+    """Least and largest share of the dialogues' tokens to train on; other data is rejected."""
     max_rejected: Fraction = 0.0
     """Largest share of the dialogues that may be left out as the chat template rejects them."""
     min_true_pairs: Fraction = 0.3
@@ -122,7 +123,7 @@ class Data(Section):
     tokenizer: str = "auto"
     """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
     tokenizer_kind: TokenizerKindName = "bpe"
-    """What is trained: byte-level BPE, or BERT's WordPiece without or with capitals."""
+    """Kind of tokenizer to train: byte-level BPE, or BERT's WordPiece without or with capitals."""
     bos: bool | Auto = "auto"
     """A token that begins each document; auto: where the tokenizer itself puts one before texts."""
     vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 4096
@@ -143,7 +144,7 @@ class Data(Section):
     pack: Literal["stream", "whole"] = "stream"
     """Samples are windows of running text, or as many whole documents as fit, each for itself."""
     too_long: Literal["refuse", "cut", "drop"] = "refuse"
-    """What becomes of a document longer than a sample, where data.pack is whole."""
+    """Action on a document longer than a sample, if data.pack is whole."""
     dir: str = "prepared"
     """Folder that holds prepared data sets, one folder each, named by fingerprint."""
     workers: Annotated[int, Field(ge=1)] | Auto = "auto"

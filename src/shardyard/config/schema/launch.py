@@ -40,7 +40,7 @@ class Volume(Section):
     """A volume of a pod or a Batch job, mounted at a path."""
 
     path: str
-    """Where it is mounted: an absolute path."""
+    """Absolute path at which the volume is mounted."""
     claim: str | None = None
     """Kubernetes: a persistent volume claim."""
     efs: str | None = None
@@ -48,7 +48,7 @@ class Volume(Section):
     access_point: str | None = None
     """AWS Batch: the EFS access point that says as whom, and below which folder."""
     host: str | None = None
-    """A folder of the node. Refused on Kubernetes unless allow_host_paths is true."""
+    """Folder of the node. Rejected on Kubernetes unless allow_host_paths is true."""
 
 
 class Kubernetes(Section):
@@ -63,13 +63,13 @@ class Kubernetes(Section):
     queue: str | None = None
     """Kueue's local queue, in which all pods are admitted together; or Volcano's (scheduler)."""
     scheduler: Literal["default", "volcano"] = "default"
-    """Who places pods; volcano: all of a job together. Not for TrainJobs."""
+    """Scheduler of the pods; volcano places all pods of a job together. Not for TrainJobs."""
     priority_class: str | None = None
     """Priority class of the pods."""
     service_account: str | None = None
     """Service account of the pods; null: the namespace's default, without its token."""
     node_selector: dict[str, str] = Field(default={})
-    """Labels that nodes must have, beside the instance type."""
+    """Labels that nodes must have, in addition to the instance type."""
     side_node_selector: dict[str, str] = Field(default={})
     """Labels that nodes of side jobs must have, in place of node_selector and the instance type."""
     tolerations: Annotated[tuple[str, ...], Field(strict=False)] = ("nvidia.com/gpu",)
@@ -140,7 +140,7 @@ def as_text(value: object) -> object:
 
 
 class Launch(OpenSection):
-    """How the run reaches a scheduler; `train` reads `env` alone."""
+    """Submission of the run to a scheduler; `train` reads only `env`."""
 
     image: str | None = None
     """Container image; by digest (name@sha256:...) where it must not change under a run."""
@@ -156,20 +156,20 @@ class Launch(OpenSection):
     code: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Folders, files or globs of your own code, importable on nodes; not on AWS Batch."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
-    """What is mounted into containers."""
+    """Volumes to mount into containers."""
     image_paths: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Folders that nodes hold by themselves, in the image or on a disk: not looked for here."""
     max_usd: Annotated[float, Field(gt=0)] | None = None
-    """Most that the run may cost: a plan above it is refused, and a run that reaches it drains."""
+    """Most that the run may cost: a plan above it is rejected, and a run that reaches it drains."""
     stop_idle_after: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$")] | None = None
     """Drain a run that makes no step for so long, such as 30min; its start counts. null: never."""
     require_efa: bool = False
     """Fail where the network turns out to be sockets although the instance has EFA."""
     side: Side = Side()
-    """What side jobs ask."""
+    """Resources of side jobs."""
     slurm: Slurm = Slurm()
-    """What only Slurm asks."""
+    """Settings only for Slurm."""
     kubernetes: Kubernetes = Kubernetes()
-    """What only Kubernetes asks."""
+    """Settings only for Kubernetes."""
     aws_batch: AwsBatch = AwsBatch()
-    """What only AWS Batch asks."""
+    """Settings only for AWS Batch."""

@@ -1,4 +1,4 @@
-"""Where else a run is shown: ``observe.wandb`` and ``observe.mlflow``."""
+"""Services that also show a run: ``observe.wandb`` and ``observe.mlflow``."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ class Wandb(Section):
     """Weights & Biases."""
 
     project: Annotated[str, Field(min_length=1, max_length=128, description="text")] | None = None
-    """Project that the run is shown in, by W&B; needs shardyard[wandb]. null: nothing is sent."""
+    """W&B project that shows the run; needs shardyard[wandb]. null: no data is sent."""
     entity: str | None = None
     """User or team whose project it is; null: the default one of the key."""
     url: Annotated[str, Field(pattern=_URL, description=_URL_WORDS)] | None = None
@@ -25,8 +25,9 @@ class Mlflow(Section):
     """MLflow."""
 
     url: Annotated[str, Field(pattern=_URL, description=_URL_WORDS)] | None = None
-    """Address of the MLflow tracking server that the run is shown by; needs shardyard[mlflow].
-    null: nothing is sent."""
+    """Address of the MLflow tracking server that shows the run; needs shardyard[mlflow]. null:
+    no data is sent.
+    """
     experiment: Annotated[str, Field(min_length=1, max_length=500, description="text")] | None = (
         None
     )
@@ -36,7 +37,9 @@ class Mlflow(Section):
 # A profile that the recipe asks for: ``observe.profile``; its meaning: ``profile_problems.py``.
 
 MOST_STEPS = 20
-"""Of one profile: viewers give up at traces of some hundred megabytes, and memory holds them."""
+"""Most steps of one profile: viewers fail on traces of some hundred megabytes, and memory
+holds them.
+"""
 
 
 class Profile(Section):

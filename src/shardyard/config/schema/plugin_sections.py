@@ -1,7 +1,8 @@
-"""The sections of a recipe that packages add: whose they are, and what stands in them.
+"""Sections of a recipe that packages add: their owners and their content.
 
-A launcher has ``launch.<name>``, a task ``task.<name>``. What an entry point refers to has the
-section as its ``settings``: a class made from ``config.schema.Section``, with bounds as ours have.
+A launcher has ``launch.<name>``, a task ``task.<name>``. The object of an entry point has
+the section as its ``settings``: a class made from ``config.schema.Section``, with bounds as
+ours have.
 """
 
 from collections.abc import Iterator, Mapping

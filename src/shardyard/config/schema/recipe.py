@@ -58,17 +58,18 @@ class Run(Section):
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Length in passes over the data; rounded up to whole steps. Without any length: one epoch."""
     target: Annotated[dict[str, PositiveNumber], Field(min_length=1)] | None = None
-    """Stop early once an evaluation reaches this: {metric: value}, all of them where several stand
-    there; the metrics of a task are in docs/verbs/train.md."""
+    """Stop early once an evaluation reaches this: {metric: value}, all of them if there are
+    several; the metrics of a task are in docs/verbs/train.md.
+    """
 
 
 class Lora(Section):
-    """Adapters beside matrices that are not trained (LoRA)."""
+    """Adapters next to matrices that are not trained (LoRA)."""
 
     rank: Annotated[int, Field(ge=1)] | None = None
-    """Rank of the adapters, which alone are trained; null: there are none."""
+    """Rank of the adapters, which are then the only trained part; null: no adapters."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
-    """What an adapter adds is multiplied by alpha / rank."""
+    """Scale of an adapter: its output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's input that is dropped."""
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -78,10 +79,12 @@ class Lora(Section):
 
 
 class Model(Section):
-    """What is trained: a preset, a path, a hub repository or a module."""
+    """Model to train: a preset, a path, a hub repository or a module."""
 
     preset: str | None = None
-    """A named shape (`shardyard config --presets`); beside path or hub: the shape that is there."""
+    """Named shape (`shardyard config --presets`); with path or hub: the shape of the model
+    there.
+    """
     path: str | None = None
     """A Hugging Face folder that the run sees: config.json, and weights if they are loaded."""
     hub: str | None = None
@@ -89,53 +92,63 @@ class Model(Section):
     revision: str | None = None
     """Branch, tag or commit of model.hub; null: the default branch. A resume keeps the commit."""
     dir: str | None = None
-    """Folder for what is fetched from the hub, one folder a commit; null: `models` beside the runs
-    on launched nodes, the Hugging Face cache elsewhere."""
+    """Folder for files from the hub, one folder a commit; null: `models` next to the runs on
+    launched nodes, the Hugging Face cache elsewhere.
+    """
     config: str | Annotated[dict[str, Any], Field(description="its content")] | None = None
     """A config.json on this machine, which says the shape of a path or hub repository instead."""
     module: str | None = None
-    """A model of your own as package.module:function (docs/own-module.md); data axes alone."""
+    """Your own model as package.module:function (docs/own-module.md); only on data axes."""
     blocks: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Of module: lists of modules, or modules, that are sharded and recomputed one by one."""
+    """Lists of modules, or modules, of module that are sharded and activation-checkpointed one
+    by one.
+    """
     frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Modules or parameters that are not trained, by name; `*` stands for one step of it."""
+    """Modules or parameters that are not trained, by name; `*` matches one step of it."""
     lora: Lora = Lora()
     """Adapters that are trained instead of the model."""
     weights: Literal["auto", "random", "load"] = "auto"
-    """Where weights come from; auto: random for a preset, loaded for path and hub."""
+    """Origin of the weights; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
     """Dropout after the embedding and each block's attention and MLP, of images before the head;
     auto: config.json's, or 0."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Of images: the l-th of L blocks, from 0, drops its branch for a share of drop_path x l / L of
-    the samples (stochastic depth, arXiv:1603.09382); auto: config.json's, or 0."""
+    """Stochastic depth for images (arXiv:1603.09382): block l of L, from 0, drops its branch for
+    a share of drop_path x l / L of the samples; auto: config.json's, or 0.
+    """
     batch_norm: Literal["micro_batch", "step"] = "micro_batch"
-    """Of images: what batch normalisation is over; step: over all samples of a step, on whatever
-    ranks (synchronised), each of which computes its own in one micro-batch."""
+    """Samples that batch normalisation covers, for images; step: all samples of a step, on any
+    number of ranks (synchronised), each of which computes its own in one micro-batch.
+    """
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
-    """Of images: share of a step in running statistics; auto: 0.1, and 1 - 0.99 for EfficientNet,
-    whose config.json has TensorFlow's meaning (transformers gives torch 0.99 itself)."""
+    """Share of a step in running statistics, for images; auto: 0.1, and 1 - 0.99 for
+    EfficientNet, whose config.json has TensorFlow's meaning (transformers passes 0.99 itself
+    to torch).
+    """
     zero_last_norm: bool = False
-    """Of images: the last norm of each residual branch begins at zero (arXiv:1706.02677)."""
+    """Start the last norm of each residual branch at zero, for images (arXiv:1706.02677)."""
     router_aux_loss: Annotated[float, Field(ge=0)] = 0.01
     """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
     router_z_loss: Annotated[float, Field(ge=0)] = 0.001
     """Weight of a mixture's squared router log-sum-exp, for each block (arXiv:2202.08906)."""
     attention: Literal["sdpa", "cudnn", "flash", "fa3"] | Auto = "auto"
-    """Kernel by which tokens attend: sdpa: torch's choice; or cuDNN's, flash attention's or that of
-    FlashAttention 3 (a package of its own) alone; on CUDA both are told where documents begin, with
-    no mask. Event model_ready says what ran. auto: flash where that spares a mask, else sdpa."""
+    """Attention kernel. sdpa: torch's choice; cudnn, flash or fa3: only cuDNN's, flash
+    attention's or that of FlashAttention 3 (a package of its own). On CUDA, flash and fa3 get
+    the starts of documents, with no mask. Event model_ready logs what ran. auto: flash where
+    that saves a mask, else sdpa.
+    """
     compile: bool | Auto = False
     """Compile each block with torch.compile (slower first step, faster ones on an accelerator).
     auto: on an accelerator, where a block is one graph that serves for all blocks."""
 
 
 class Task(OpenSection):
-    """What is learnt and how it is judged."""
+    """Training objective and its evaluation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """What is learnt: the next token, hidden ones, both that and pairs of texts (BERT), or what a
-    package has put there."""
+    """Training objective: the next token, masked tokens, both masked tokens and pairs of texts
+    (BERT), or a task from an installed package.
+    """
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Evaluate on the held-out split every so many steps; always evaluated at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
@@ -145,7 +158,7 @@ class Task(OpenSection):
     generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
     """Tokens generated from the prompt at the end of the run; 0: none."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Of that text; 0: each token is the likeliest (greedy)."""
+    """Temperature of the generated text; 0: each token is the likeliest (greedy)."""
     label_smoothing: Averaging = 0.0
     """Share of each image's label that is spread over all classes, to learn from and not to judge
     by."""
@@ -155,7 +168,7 @@ class Optim(Section):
     """Optimizer, schedule and batch."""
 
     name: OptimizerName = "adamw"
-    """The optimizer. A setting that it does not read is refused."""
+    """Optimizer of the run. A setting that it does not read is rejected."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Peak learning rate; auto: by model size and whether weights are loaded."""
     betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)
@@ -171,18 +184,22 @@ class Optim(Section):
     nesterov: bool = False
     """Step along the gradient as the momentum will have moved it (Nesterov)."""
     trust_coefficient: PositiveNumber = 0.001
-    """Of lars: a matrix moves by lr times this share of its norm (arXiv:1708.03888)."""
+    """Trust coefficient of lars: a matrix moves by lr times this share of its norm
+    (arXiv:1708.03888).
+    """
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Average the weights over steps, each keeping this share at the most; evaluations and exports
     take the averages (EMA). null: they take the weights."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
-    """How the rate falls after the warm-up; poly: a power of what is left; step: at milestones."""
+    """Learning-rate decay after warm-up; poly: a power of the remaining share; step: at
+    milestones.
+    """
     milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
-    """Of schedule step: epochs at which the learning rate falls."""
+    """Epochs at which the learning rate falls, for schedule step."""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Of schedule step: by what the learning rate is multiplied at each milestone."""
+    """Factor of the learning rate at each milestone, for schedule step."""
     poly_power: PositiveNumber = 0.5
     """Power of schedule poly; a half is what LAMB's BERT is trained with, 1 is linear."""
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
@@ -202,7 +219,9 @@ class Optim(Section):
     batch_per_device: Annotated[int, Field(ge=1)] | None = None
     """Samples of each device in a step, instead of optim.global_batch: it follows the devices."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate follows the batch of batch_per_device: by its ratio, or the root."""
+    """Learning-rate scaling with the batch of batch_per_device: by its ratio, or its square
+    root.
+    """
     lr_batch: Annotated[int, Field(ge=1)] | None = None
     """With lr_scaling: samples a step that optim.lr is for; null: those the run began with."""
     micro_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -213,7 +232,7 @@ class Optim(Section):
 
 
 class Parallel(Section):
-    """How model and batch are split: the degrees of the mesh axes."""
+    """Split of model and batch over devices: the degrees of the mesh axes."""
 
     strategy: (
         Literal[
@@ -229,7 +248,7 @@ class Parallel(Section):
     ) = None
     """A preset for zero, dp_shard and dp_replicate by its usual name; null: the three settings."""
     zero: Literal[1, 2, 3] | Auto = "auto"
-    """What dp_shard splits: 1 optimizer state; 2 also gradients; 3 also parameters. auto: 3."""
+    """State split by dp_shard: 1 optimizer state; 2 also gradients; 3 also parameters. auto: 3."""
     dp_replicate: Degree | Auto = "auto"
     """Groups that each hold a full copy; auto: what the other axes leave."""
     dp_shard: Degree | Auto = "auto"
@@ -237,7 +256,7 @@ class Parallel(Section):
     cp: Degree = 1
     """Ranks that split each sample by its tokens (context parallelism)."""
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
-    """What cp ranks exchange for attention: all keys and values, or tokens against heads."""
+    """Data that cp ranks exchange for attention: all keys and values, or tokens against heads."""
     tp: Degree = 1
     """Ranks that split each matrix, and between them the tokens (tensor parallelism)."""
     pp: Degree = 1
@@ -285,8 +304,9 @@ class Memory(Section):
     """Tokens whose logits exist at once: the head and its loss are computed in chunks of so many,
     exactly; none: all at once; auto: 2048 where that saves 1 GiB or more."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
-    """What waits in host memory: activations for the backward pass, the optimizer's averages for
-    the update, or params: these, the weights until they are gathered and the gradients."""
+    """State in host memory: activations until the backward pass, the optimizer's averages until
+    the update, or params: these, the gradients, and the weights until they are gathered.
+    """
     offload_depth: Annotated[int, Field(ge=0)] = 1
     """Blocks whose activations come back from the host ahead of the block that needs them."""
 
@@ -313,20 +333,23 @@ LeaveOutFor = Literal[
 
 
 class Elastic(Section):
-    """What happens when processes die or nodes come and go."""
+    """Behaviour when processes die or nodes come and go."""
 
     min_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Fewest nodes the run goes on with, also without one on which three losses in a row began;
-    auto: cluster.nodes."""
+    """Fewest nodes that the run continues with, also without one on which three losses in a row
+    began; auto: cluster.nodes.
+    """
     max_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most nodes the run uses; auto: cluster.nodes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts after a lost process within an hour; the same failure twice ends a run before."""
     snapshot_every: Annotated[int, Field(ge=1)] | Auto | WhenElastic | None = "elastic"
-    """Steps between copies of the state in host memory, from which a run goes on when a process
-    dies; they need room for three. auto: as far apart as loses the least time, by what a copy takes
-    and by the failures so far. null: none, it goes on from the newest checkpoint. elastic: auto
-    where elastic.min_nodes < elastic.max_nodes and host memory has room, else null."""
+    """Steps between copies of the state in host memory, from which a run continues when a
+    process dies; they need room for three. auto: as far apart as loses the least time, by
+    what a copy takes and by the failures so far. null: none, it continues from the newest
+    checkpoint. elastic: auto where elastic.min_nodes < elastic.max_nodes and host memory has
+    room, else null.
+    """
     snapshot_neighbour: bool | Auto = "auto"
     """Have the next node keep a second copy of each snapshot, which outlives the loss of a node;
     needs room for two more. auto: with elastic.snapshot_every, on more than one node."""
@@ -336,8 +359,10 @@ class Elastic(Section):
     check_bits_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between checks that all ranks compute the same bits of one micro-batch; null: never."""
     leave_out_for: Annotated[tuple[LeaveOutFor, ...], Field(strict=False)] = ()
-    """Verdicts for which the others go on without the node, while elastic.min_nodes are left and
-    one an hour at most: those of telemetry, and on CPUs slow_rank; see docs/telemetry.md."""
+    """Verdicts after which the other nodes continue without the node, while elastic.min_nodes
+    are left and one an hour at most: those of telemetry, and on CPUs slow_rank; see
+    docs/telemetry.md.
+    """
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -358,7 +383,9 @@ class Elastic(Section):
     keep_alive_s: Annotated[int, Field(ge=3)] = 15
     """Seconds without a sign of life of a node after which it is gone, by each node's own clock."""
     rendezvous: str = "tcp"
-    """Where agents meet: tcp (a port of node 0), or etcd://HOST:2379[,...]; with TLS etcds://..."""
+    """Rendezvous of agents: tcp (a port of node 0), or etcd://HOST:2379[,...]; with TLS
+    etcds://...
+    """
 
 
 class Cluster(Section):
@@ -375,16 +402,17 @@ class Cluster(Section):
     device: Annotated[str, Field(pattern=r"^[a-z_]+$", description=_DEVICE_WORDS)] | Auto = "auto"
     """Kind of device; auto: the cluster's, or this machine's accelerator. xla: not trained yet."""
     capacity: Annotated[str, Field(pattern=_CAPACITY, description=_CAPACITY_WORDS)] | None = None
-    """How a launch rents its instances; null: as the scheduler's own nodes are rented."""
+    """Purchase option of a launch's instances; null: the option of the scheduler's own nodes."""
     block_ends: str | None = None
     """When a capacity block ends, with time zone: 2027-01-31T11:30:00Z. The run drains before."""
     usd_per_node_hour: Annotated[float, Field(gt=0)] | None = None
-    """What a node costs an hour: under a savings plan, in your block, spot of today; null: by the
-    table of prices, or by cluster.file."""
+    """Price of a node per hour: under a savings plan, in your block, or today's for spot; null:
+    by the table of prices, or by cluster.file.
+    """
 
 
 class Observe(Section):
-    """What is shown and written while training."""
+    """Output shown and written while training."""
 
     log_every: Annotated[int, Field(ge=1)] = 10
     """Steps between lines in a log that is no terminal."""
@@ -410,8 +438,9 @@ class Observe(Section):
     """Port at which each node's agent offers metrics to Prometheus, on loopback (in a pod: its own
     address); 0: any free one; host:port: there. Needs shardyard[prometheus]."""
     alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
-    """Addresses that are told when a run fails, stands still, reaches its target, costs more than a
-    sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets."""
+    """Addresses that get an alert when a run fails, stalls, reaches its target, costs more than
+    a sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets.
+    """
     profile: Profile = Profile()
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
@@ -436,7 +465,6 @@ class Recipe(Section):
     phases: Annotated[
         tuple[dict[str, Any], ...], Field(strict=False, description=_PHASE_WORDS)
     ] = ()
-    """Parts of the run, one after the other: weights go on, the optimizer begins anew; see
-    docs/phases.md."""
+    """Parts of the run in order: weights are kept, the optimizer restarts; see docs/phases.md."""
     secrets: dict[str, str] = Field(default={})
     """Environment variable -> where its value is kept: env, file:/path and others, never itself."""

@@ -93,7 +93,7 @@ def _settings_of(name: str, section: type[Fields]) -> Iterator[Setting]:
 
 
 def _by_optimizer(setting: str) -> list[str]:
-    """What the rows of the optimizers add to a sentence of the schema."""
+    """Return the sentences that the optimizers' rows add to a setting of the schema."""
     section, _, key = setting.rpartition(".")
     if section != "optim":
         return []

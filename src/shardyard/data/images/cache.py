@@ -55,7 +55,7 @@ class ImageBytes:
         self.read_bytes = 0
         """Read so far, from disk or elsewhere."""
         self.wait_s = 0.0
-        """Of all threads that asked for a picture's bytes, until they had them."""
+        """Seconds that all threads waited for bytes of pictures that they asked for."""
         self.num_reads = 0
         """Times that something was asked for."""
         window_bytes = index.window.samples * index.size_bytes / max(1, index.num_samples)

@@ -74,8 +74,9 @@ def commit(
             in files of their own. None: they are packed.
 
     Raises:
-        SourceError: A class has no picture to learn from.
-        StorageError: The file system refused a write.
+        RequestError: A class has no picture to train on.
+        SourceError: Labels are no classes.
+        StorageError: The file system rejected a write.
     """
     records = [record for piece in pieces if (record := piece.finished()) is not None]
     assert len(records) == len(pieces)
@@ -123,10 +124,10 @@ def commit(
 
 
 def choose_window(rows: Rows) -> Window:
-    """How pictures are mixed: in blocks of neighbours where these are mixed already.
+    """Choose how pictures are mixed: in blocks of neighbours where these are mixed already.
 
-    Where many neighbours are of one class (shards that nobody shuffled), each picture is read by
-    itself, from anywhere.
+    Where many neighbours are of one class (unshuffled shards), each picture is read separately,
+    from anywhere.
     """
     labels = rows["label"]
     if len(rows) < 2 or not is_mixed(labels):
@@ -206,7 +207,7 @@ class _Index:
 def _check_train_classes(
     names: Sequence[str], counts: Mapping[str, Any], request: Mapping[str, Any]
 ) -> None:
-    """Raise if a class is among held-out pictures alone."""
+    """Raise if a class has only validation pictures."""
     is_alone = (counts["train"] == 0) & (counts["eval"] > 0)
     alone = [name for name, it_is in zip(names, is_alone, strict=True) if it_is]
     if not alone:

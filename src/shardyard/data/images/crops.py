@@ -1,7 +1,7 @@
-"""Which part of an image is taken, or erased. No pixel is touched here.
+"""Choose the part of an image to take or erase, without touching a pixel.
 
-The definitions are torchvision's (RandomResizedCrop, Resize and CenterCrop, RandomErasing, of
-torchvision 0.29), so that a recipe of the field means here what it means there.
+The definitions are torchvision's (RandomResizedCrop, Resize and CenterCrop, RandomErasing,
+of torchvision 0.29), so that a recipe of the field means here what it means there.
 """
 
 import math
@@ -55,9 +55,9 @@ def random_crop(width: int, height: int, *, area: Range, ratio: Range, rng: Keye
 
 
 def random_erase_box(width: int, height: int, rng: KeyedRng) -> Box | None:
-    """What random erasing erases, which is never the whole width or height.
+    """Draw the part that random erasing erases, which is never the whole width or height.
 
-    None: ten boxes did not fit, and nothing is erased.
+    None: ten boxes did not fit, and no part is erased.
     """
     for number in range(_TRIES):
         counter = 1 + 4 * number  # 0 says whether anything is erased

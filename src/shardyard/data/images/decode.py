@@ -1,9 +1,10 @@
-"""Bytes of a file to a picture of red, green and blue, whatever they were.
+"""Decode the bytes of a file to a picture of red, green and blue, from any format.
 
-What is odd but readable has one meaning. Formats are told by content, not by a name's suffix. A
-picture is turned as its EXIF orientation says. Of several frames or pages the first is taken. What
-shows through is laid over white. 16 bits a channel become the upper 8. Grey is all three channels;
-palettes and CMYK become what Pillow's ``convert`` makes of them.
+What is odd but readable has one meaning. Formats are recognised by content, not by a name's
+suffix. A picture is turned as its EXIF orientation says. Of several frames or pages the
+first is taken. What shows through is laid over white. 16 bits a channel become the upper 8.
+Grey is all three channels; palettes and CMYK become what Pillow's ``convert`` makes of
+them.
 
 Pillow lets other threads run while it decodes and resizes.
 """
@@ -34,9 +35,13 @@ if TYPE_CHECKING:
 Buffer = bytes | memoryview
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF", "TIFF")
-"""What is tried: Pillow's other readers start processes (EPS), or are of no picture's use."""
+"""Formats that are tried: Pillow's other readers start processes (EPS), or are of no
+picture's use.
+"""
 MOST_PIXELS = 89_478_485
-"""More are refused, as a few kB can hold them: what Pillow itself warns of, 256 MiB of RGB."""
+"""Most pixels of a picture; more are rejected, as a few kB can hold them. Pillow itself
+warns at this number, 256 MiB of RGB.
+"""
 
 _ORIENTATION = 0x0112
 _KINDS = "JPEG, PNG, WebP, BMP, PPM, GIF or TIFF"
@@ -137,7 +142,7 @@ def _open_image(content: Buffer, location: str) -> "Image":
 
 
 def _apply_exif_orientation(image: "Image") -> "Image":
-    """Turned as its EXIF orientation says; a damaged EXIF block says nothing."""
+    """Turn a picture as its EXIF orientation says; a damaged EXIF block is ignored."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - what stands beside the picture is not it
@@ -228,7 +233,7 @@ class DecodeThreads:
         """
         self.threads = threads
         self.busy_s = 0.0
-        """Of all threads together, so far."""
+        """Seconds of work of all threads together, so far."""
         self.saturated_s = 0.0
         """Seconds until now in which hardly any of them waited for work."""
         self._most = threads
@@ -238,7 +243,7 @@ class DecodeThreads:
         self._busy_before_s = 0.0
 
     def run(self, work: Callable[[int], T], count: int) -> list[T]:
-        """What ``work`` makes of 0 to ``count`` - 1; raises the first that it raises."""
+        """Return what ``work`` makes of 0 to ``count`` - 1; raise the first error it raises."""
         numbers = iter(range(count))
         results: dict[int, T] = {}
 

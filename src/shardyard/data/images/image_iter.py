@@ -1,9 +1,9 @@
-"""The pictures of a part of the source, one after the other, with what is said of each.
+"""Iterate over the pictures of a part of the source, with the label and split of each.
 
-Of a tar shard the files of one name belong together up to the first dot of it, as webdataset has
-it, in any order: ``key.jpg`` with ``key.cls`` or ``key.json``. A tar file without any of these is
-read as class folders. Of Parquet files a column holds structs of bytes and a path, as Hugging
-Face's datasets write them.
+Of a tar shard the files of one name belong together up to the first dot of it, as
+webdataset has it, in any order: ``key.jpg`` with ``key.cls`` or ``key.json``. A tar file
+without any of these is read as class folders. Of Parquet files a column holds structs of
+bytes and a path, as Hugging Face's datasets write them.
 """
 
 import gzip
@@ -44,12 +44,12 @@ class SourceImage:
     label: int | str
     """Number of its class, or its name."""
     class_name: str | None
-    """Where the label is a number that the source has a name for."""
+    """Name of the class, where the label is a number that the source has a name for."""
     split: Split | None
     """None: a hash of the picture says it."""
     content: bytes
     offset: int
-    """Where it begins in its file; -1: it does not lie there as it is."""
+    """Start of its content in its file; -1: it is not stored there as it is."""
 
 
 def images_of_folders(
@@ -85,12 +85,12 @@ def _contents(files: tuple[SourceFile, ...]) -> Iterator[bytes]:
 def images_of_tar(
     file: SourceFile, split: Split | None, *, label_key: str, scratch: Path
 ) -> Iterator[SourceImage]:
-    """Pictures of a tar shard, in its order.
+    """Yield pictures of a tar shard, in its order.
 
     Args:
-        split: Of the whole shard, if its name says it.
-        label_key: Of the label in JSON.
-        scratch: Folder for a copy of what is packed, or elsewhere: labels stand anywhere in it.
+        split: Split of the whole shard, if its name says it.
+        label_key: Key of the label in JSON.
+        scratch: Folder for a copy of a packed or remote shard: labels may be anywhere in it.
 
     Raises:
         SourceError: It is damaged, or a picture has no label.
@@ -191,7 +191,7 @@ class _Tar:
         return parts[-2]
 
     def _splits(self, images: Mapping[str, Member]) -> dict[str, Split]:
-        """What folders in a tar file of class folders say: ``.../train/CLASS/name.jpg``."""
+        """Return the splits that folders in a tar file name: ``.../train/CLASS/name.jpg``."""
         words = {
             key: split_word("/".join(PurePosixPath(member.name).parts[-3:]), "folders")
             for key, member in images.items()
@@ -269,7 +269,7 @@ def images_of_parquet(
 
 
 def class_names(table: Any, label_key: str) -> tuple[str, ...]:
-    """Names of numbered classes, as Hugging Face's datasets keep them beside the schema."""
+    """Return names of numbered classes, as Hugging Face's datasets keep them with the schema."""
     kept = (table.schema_arrow.metadata or {}).get(b"huggingface", b"")
     try:
         feature = parse_json(kept)["info"]["features"][label_key]
@@ -311,10 +311,10 @@ def _of_row(
 
 
 def _label(value: object, where: str) -> int | str:
-    """A label as a number, or as a name.
+    """Return a label as a number, or as a name.
 
     Raises:
-        SourceError: It is nothing that a class can be called.
+        SourceError: It cannot be the number or name of a class.
     """
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     is_number = re.fullmatch(r"-?[0-9]+", text, re.ASCII) is not None

@@ -1,13 +1,13 @@
-"""ImageNet as its makers hand it out: the tree ``ILSVRC``, whose ``val`` is no class folders.
+"""ImageNet as its makers hand it out: the tree ``ILSVRC``, without class folders in ``val``.
 
     ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG
     ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000001.JPEG
     ILSVRC/Annotations/CLS-LOC/val/ILSVRC2012_val_00000001.xml     or LOC_val_solution.csv
     ILSVRC/ImageSets/CLS-LOC/train_cls.txt, val.txt                what there should be
 
-Files keep their places; they are named as class folders would name them, so that nothing else has
-to know of this layout. Boxes, lists and the pictures of ``test``, which have no labels, are left
-out. A tar file of the tree is read as the tree.
+Files keep their places. They are named as class folders would name them, so that no other
+code has to know of this layout. Boxes, lists and the pictures of ``test``, which have no
+labels, are left out. A tar file of the tree is read as the tree.
 """
 
 import csv
@@ -44,7 +44,7 @@ _CLASS = re.compile(r"n\d{8}")
 _AT_ONCE = 32
 """Annotations that are asked for side by side: 50,000 small files."""
 _MOST_BYTES = 2**20
-"""Of an annotation; usual ones have about 1,000."""
+"""Most bytes of an annotation; usual ones have about 1,000."""
 _SHOWN = 4
 
 
@@ -253,8 +253,10 @@ _AGAIN = "Copy it again."
 
 
 def _object_names(content: bytes) -> list[str]:
-    """Texts of annotation/object/name. A document type is refused: only it could name other files,
-    or grow without bound."""
+    """Return the texts of annotation/object/name.
+
+    A document type is rejected: only it could name other files, or grow without bound.
+    """
     path: list[str] = []
     names: list[str] = []
     parser = expat.ParserCreate()

@@ -1,10 +1,10 @@
-"""Where each picture of a prepared data set lies: the files in its folder.
+"""Index of the pictures of a prepared dataset: the files in its folder.
 
-manifest.json       written last: without it there is no data set
+manifest.json       written last: without it there is no dataset
 train.index.npy     a row for each picture: which part, offset, size, label
-train.names.npy     what each was called in the source, in bytes of one length; of pictures that
-                    stay in files of their own, their paths
-eval.index.npy ...  the held-out split, likewise
+train.names.npy     names of the pictures in the source, in bytes of one length; of pictures
+                    that stay in files of their own, their paths
+eval.index.npy ...  the validation split, likewise
 train-00000.tar     packed pictures, as webdataset has them: 00000-000000.jpg, 00000-000000.cls
 """
 
@@ -27,7 +27,7 @@ OWN_FILE = -1
 """Part of a picture that is a file by itself."""
 
 Rows = npt.NDArray[Any]
-"""Of ``ROW``."""
+"""Array of ``ROW``."""
 
 
 def index_name(split: str) -> str:
@@ -40,7 +40,7 @@ def names_name(split: str) -> str:
 
 @dataclass(frozen=True)
 class ImageLocation:
-    """Bytes of a file, and what is told of them."""
+    """Range of bytes in a file."""
 
     file: SourceFile
     offset: int
@@ -69,7 +69,7 @@ class ImageIndex:
         self._parts = [self._part(part) for part in about["parts"]]
 
     def location(self, sample: int) -> ImageLocation:
-        """Where the bytes of a picture are."""
+        """Return the place of a picture's bytes."""
         row = self.rows[sample]
         part, size = int(row["part"]), int(row["size"])
         if part == OWN_FILE:
@@ -78,7 +78,7 @@ class ImageIndex:
         return ImageLocation(self._parts[part], int(row["offset"]), size)
 
     def name(self, sample: int) -> str:
-        """What a picture was called in the source."""
+        """Return the name of a picture in the source."""
         return os.fsdecode(bytes(self._names[sample]))
 
     def describe(self, sample: int) -> str:
@@ -109,10 +109,10 @@ class ImageIndex:
 
 
 def read_metadata(folder: Path) -> DatasetMetadata:
-    """What a prepared data set holds; compares the sizes of all files with the manifest.
+    """Return what a prepared dataset holds; compare the sizes of all files with the manifest.
 
     Raises:
-        DataError: The data set is missing or incomplete, or a file has another size.
+        DataError: The dataset is missing or incomplete, or a file has another size.
     """
     manifest = read_manifest(folder, (IMAGES_VERSION,))
     check_sizes(folder, manifest, manifest["files"])

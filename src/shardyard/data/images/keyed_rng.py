@@ -1,7 +1,7 @@
-"""Random numbers of one sample in one epoch: a function of (seed, epoch, sample, place) alone.
+"""Random numbers of a sample in an epoch: a function of only (seed, epoch, sample, place).
 
-No draw depends on another, on the process or on the order of asking, so every number of processes
-and threads sees the same pixels, and a resume replays nothing.
+No draw depends on another, on the process or on the order of asking. So every number of
+processes and threads sees the same pixels, and a resume needs no replay.
 """
 
 import math
@@ -12,7 +12,7 @@ from shardyard.data.order import GOLDEN, mix
 
 
 class RngPurpose(IntEnum):
-    """What a number is drawn for. A run's pixels follow from these values: they never change."""
+    """Purposes of drawn numbers. A run's pixels follow from these values: they never change."""
 
     CROP = 1
     FLIP = 2

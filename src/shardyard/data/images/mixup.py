@@ -1,13 +1,14 @@
-"""mixup and cutmix: an image becomes a mixture of two, and has two labels and a weight.
+"""Mix images (mixup, cutmix): each becomes a mixture of two, with two labels and a weight.
 
-mixup (Zhang et al. 2017, arXiv:1710.09412) weighs whole images; cutmix (Yun et al. 2019,
-arXiv:1905.04899) puts a box of the other into one, and weighs labels by area. Each image of a
-micro-batch is mixed with the next one, the last with the first, which is at random because the
-order of samples is; an image alone meets itself and stays what it is. What is drawn belongs to the
-position of a sample in the stream. So a step depends on ``optim.micro_batch``, and on no layout.
+mixup (Zhang et al. 2017, arXiv:1710.09412) weighs whole images. cutmix (Yun et al. 2019,
+arXiv:1905.04899) puts a box of the other into one, and weighs labels by area. Each image of
+a micro-batch is mixed with the next one, the last with the first. That is at random because
+the order of samples is; a single image is mixed with itself and does not change. What is
+drawn belongs to the position of a sample in the stream. So a step depends on
+``optim.micro_batch``, and on no layout.
 
-What is mixed is decided where samples are read, and done on the device. Shape suffixes in this
-file: B = images of a micro-batch, C = channels, H, W = rows and columns of pixels
+What is mixed is decided where samples are read, and done on the device. Shape suffixes in
+this file: B = images of a micro-batch, C = channels, H, W = rows and columns of pixels
 """
 
 import math
@@ -28,14 +29,14 @@ _NOWHERE = (0, 0, 0, 0)
 
 
 class _Mixture(NamedTuple):
-    """What becomes of an image."""
+    """Mixture that an image becomes."""
 
     pixel_share: float
-    """Of its own pixels outside of the box."""
+    """Share of its own pixels outside of the box."""
     box: _Box
-    """Left, top, right and bottom of what is the other's alone."""
+    """Left, top, right and bottom of the part that is only the other's."""
     label_share: float
-    """Of its own label."""
+    """Share of its own label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Mixing:
         )
 
     def _sample_mixture(self, position: int) -> _Mixture:
-        """Of the sample at a position of the stream; a row of padding (-1) is not mixed."""
+        """Draw the mixture of the sample at a stream position; padding (-1) is not mixed."""
         if position < 0:
             return _Mixture(1.0, _NOWHERE, 1.0)
         # positions stand for (epoch, sample), and nothing else is drawn at this place

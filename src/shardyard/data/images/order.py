@@ -1,10 +1,11 @@
-"""The order of pictures that lie in blocks: mixed within a window that a cache can hold.
+"""Order of pictures that lie in blocks: mixed within a window that a cache can hold.
 
-Reading a picture alone, wherever it lies, costs a request or a seek. So the pictures of a split
-count as blocks of neighbours, each read at once. An epoch permutes the blocks and cuts them into
-windows; a window deals its blocks into lanes, and permutes the pictures of each lane. Positions
-take turns: ``run`` of the first lane, ``run`` of the next. Ranks read micro-batches in turn too, so
-where these match each rank meets the blocks of some lanes and leaves the others to other ranks.
+Reading a single picture, wherever it lies, costs a request or a seek. So the pictures of a
+split count as blocks of neighbours, each read at once. An epoch permutes the blocks and
+cuts them into windows. A window deals its blocks into lanes, and permutes the pictures of
+each lane. Positions take turns: ``run`` of the first lane, ``run`` of the next. Ranks read
+micro-batches in turn too. Where these match, each rank meets the blocks of some lanes and
+leaves the others to other ranks.
 
 Any position is computed without those before it, as in ``data/order.py``.
 """
@@ -29,11 +30,12 @@ from shardyard.data.order import (
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """How pictures are mixed; settled when they are prepared."""
+    """Mixing of pictures, settled when they are prepared."""
 
     block: int
-    """Pictures that lie side by side and are read at once; 1: each is read alone, and the order is
-    the wholly mixed one of ``data/order.py``."""
+    """Pictures that lie side by side and are read at once; 1: each is read separately, and the
+    order is the wholly mixed one of ``data/order.py``.
+    """
     lane_blocks: int = 4
     """Blocks that a lane mixes."""
     lanes: int = 16
@@ -46,12 +48,12 @@ class Window:
 
     @property
     def blocks(self) -> int:
-        """Of a whole window."""
+        """Blocks of a whole window."""
         return self.lane_blocks * self.lanes
 
     @property
     def samples(self) -> int:
-        """Of a whole window."""
+        """Samples of a whole window."""
         return self.block * self.blocks
 
 
@@ -111,7 +113,7 @@ def _in_windows(positions: Positions, num_samples: int, window: Window, keys: Ke
 
 
 def _in_lanes(numbers: Positions, within: Positions, window: Window, keys: Keys) -> Positions:
-    """Where in their windows pictures are taken from, of whole windows."""
+    """Return the places in their windows from which pictures are taken, for whole windows."""
     runs, place_in_run = np.divmod(within, window.run)
     turns, lanes = np.divmod(runs, window.lanes)
     lane_keys = _lane_keys(keys, numbers * window.lanes + lanes)

@@ -1,9 +1,10 @@
-"""Prepares pictures for training: found, looked at, packed into shards, indexed.
+"""Prepare pictures for training: find them, check them, pack them into shards, index them.
 
-Class folders and Parquet files are packed into tar shards of about 256 MB, in webdataset's layout;
-plain tar shards stay where they are, unless ``data.images.pack`` says otherwise. What holds for
-text (``data/prepare.py``) holds here: the folder is named by what is asked for, finished pieces
-outlive a kill, the manifest comes last, and the result is the same for any number of workers.
+Class folders and Parquet files are packed into tar shards of about 256 MB, in webdataset's
+layout. Plain tar shards stay where they are, unless ``data.images.pack`` says otherwise.
+What holds for text (``data/prepare.py``) holds here: the folder is named by the request,
+finished pieces outlive a kill, the manifest comes last. The result is the same for any
+number of workers.
 """
 
 import shutil
@@ -44,7 +45,9 @@ from shardyard.errors import DataError, RequestError, SourceError
 _SHARD_BYTES = 256 * 10**6
 _LEAST_BYTES = 2**20
 _PACKING_KEY = 0x1A6E5
-"""Of the order in which pictures of class folders are packed: neighbours are of any class."""
+"""Key of the order in which pictures of class folders are packed: neighbours are of any
+class.
+"""
 
 
 def prepare_images(
@@ -55,16 +58,16 @@ def prepare_images(
     rows: int | None = None,  # noqa: ARG001 - as every task's
     folder: Path | None = None,
 ) -> DatasetMetadata:
-    """Prepare the pictures of one source; returns at once if they are there already.
+    """Prepare the pictures of one source; return at once if they are there already.
 
     Args:
-        folder: Where another node has prepared the same; None: named by what is asked for.
+        folder: Folder where another node has prepared the same; None: named by the request.
 
     Raises:
         RequestError: The source does not exist, or its classes or splits cannot be had.
         SourceError: A picture or a shard is broken.
         DataError: The source changes meanwhile, or what is there already is damaged.
-        StorageError: The file system refused a write.
+        StorageError: The file system rejected a write.
     """
     data = recipe.data
     listing = list_images(recipe)
@@ -142,7 +145,10 @@ def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
 
 
 def _chosen_in_request(listing: Listing) -> dict[str, str]:
-    """Nothing where data.eval_source names no files, as before there was such a setting."""
+    """Return a digest of data.eval_source's files for the request.
+
+    Empty where it names no files, as before there was such a setting.
+    """
     if not listing.chosen:
         return {}
     return {"eval_files": digest([file.path for file in listing.chosen])}
@@ -179,7 +185,7 @@ def _build(
 def pieces_of(
     folder: Path, listing: Listing, data: Data, options: ImageOptions
 ) -> list[ImagePiece]:
-    """The work, in parts that depend on nothing but the source."""
+    """Return the work, in parts that depend only on the source."""
     images = data.images
     if listing.kind == "folders":
         return _folder_pieces(folder, listing, options)

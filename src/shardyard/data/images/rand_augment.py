@@ -29,7 +29,7 @@ class Operation:
     apply: Callable[[PilImage, float, Image.Resampling], PilImage]
     """Picture, strength and interpolation -> picture of the same size."""
     strength: Callable[[float], float] = lambda share: 0.0  # noqa: ARG005 - it has none
-    """Of a magnitude as a share of the strongest."""
+    """Strength of a magnitude, which is given as a share of the strongest."""
     is_signed: bool = False
     """Whether half of the draws turn the strength around."""
 

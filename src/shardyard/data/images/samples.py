@@ -93,7 +93,7 @@ class ImageStream:
         self._span = lru_cache(maxsize=4)(self._span_indices)
 
     def sample_indices(self, positions: Positions) -> Positions:
-        """Which pictures of the split are at these positions of the stream."""
+        """Return the pictures of the split at these positions of the stream."""
         if self._seed is None:
             return positions
         window = self.samples.index.window
@@ -106,7 +106,7 @@ class ImageStream:
 
     @property
     def limit(self) -> str | None:
-        """What limits the rate, in words, if these threads do."""
+        """Limit of the rate, in words, if these threads are the limit."""
         threads = self.threads
         if threads.saturated_s < _TOLD_AFTER_S:
             return None

@@ -1,8 +1,8 @@
-"""Which files hold pictures, of which class and split they are: what names alone can say.
+"""Find files of pictures, and their class and split, by their names only.
 
-ImageNet's own tree is named as class folders first (``imagenet.py``).
-Class folders are ``CLASS/.../name.jpg`` below data.source, or ``train/CLASS/...`` beside
-``val/CLASS/...``. Of tar shards and Parquet files such a word stands anywhere in the name.
+ImageNet's own tree is named as class folders first (``imagenet.py``). Class folders are
+``CLASS/.../name.jpg`` below data.source, or ``train/CLASS/...`` next to ``val/CLASS/...``.
+In tar shards and Parquet files such a word may be anywhere in the name.
 """
 
 import re
@@ -65,10 +65,13 @@ class Listing:
     kind: Kind
     files: tuple[SourceFile, ...]
     validation_source: str | None
-    """What says which pictures are validated on: a word in names (validation, else eval, else
-    test), or data.eval_source. None: a hash of each picture."""
+    """Source of the validation split: a word in names (validation, else eval, else test), or
+    data.eval_source. None: a hash of each picture.
+    """
     class_part: int
-    """Which part of a name in class folders is the class: the first, or the one below train."""
+    """Number of the part of a name in class folders that is the class: the first, or the one
+    below train.
+    """
     chosen: tuple[SourceFile, ...] = ()
     """Files of data.eval_source, which are among ``files`` too."""
     chosen_class_part: int = 0
@@ -105,7 +108,7 @@ class Listing:
         return PurePosixPath(file.name).parts[part]
 
     def with_file_lists(self, metadata: DatasetMetadata) -> DatasetMetadata:
-        """What was prepared, with the files that its splits come from."""
+        """Return facts of what was prepared, with the files that its splits come from."""
         validation = [file for file in self.files if self.split_of(file) == "eval"]
         return replace(
             metadata,
@@ -134,11 +137,11 @@ def first_names(names: Sequence[str]) -> str | None:
 
 
 def list_images(recipe: Recipe) -> Listing:
-    """What data.source and data.eval_source name.
+    """List the files that data.source and data.eval_source name.
 
     Raises:
-        RequestError: Nothing is there, or what is there is of several kinds, or of none.
-        AccessError: A place elsewhere may not be looked at.
+        RequestError: They name no files, files of several kinds, or of none.
+        AccessError: Access to a remote place is denied.
         CapacityError: It cannot be reached.
     """
     data = recipe.data
@@ -188,7 +191,7 @@ def list_images(recipe: Recipe) -> Listing:
 
 
 def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
-    """What one of the two settings names; raises as ``list_images``."""
+    """List the files that one of the two settings names; raises as ``list_images``."""
     data = recipe.data
     if sources == DIGITS and is_name(DIGITS):
         stat = DIGITS_FILE.stat()
@@ -266,14 +269,14 @@ def split_word(name: str, kind: Kind) -> NamedSplit | None:
 
 
 def validation_word(words: set[NamedSplit | None]) -> NamedSplit | None:
-    """Which of the words that all names say stands for the held-out split; None: none does."""
+    """Return the word of all names that means the validation split; None: none does."""
     if None in words or "train" not in words:
         return None
     return validation_split_of(words) or ("test" if "test" in words else None)
 
 
 def _common_kind(files: Sequence[SourceFile], source: str) -> Kind:
-    """What the files are.
+    """Return the kind of the files.
 
     Raises:
         RequestError: They are of several kinds or of none, or some have no class.
@@ -323,13 +326,13 @@ def _with_named_splits(
 def _split_by_name(
     kind: Kind, files: Sequence[SourceFile], source: str, *, is_chosen: bool
 ) -> Listing:
-    """Files by what their names say of splits; a test split next to validation is left out.
+    """Divide files by the splits in their names; a test split next to validation is left out.
 
     Args:
         is_chosen: Whether they are all meant for validation.
 
     Raises:
-        RequestError: Names of splits stand beside others, or none is to be trained on.
+        RequestError: Names of splits are next to others, or none is to be trained on.
     """
     words = {file.named for file in files}
     held_out = validation_word(words)

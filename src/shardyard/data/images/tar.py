@@ -1,8 +1,8 @@
-"""Tar files with random access: where their members lie, and how ours are written.
+"""Tar files with random access: the places of their members, and how ours are written.
 
-Read are ustar, pax and GNU headers, as Python's tarfile does, which takes a damaged header for the
-end of the file: what stands behind the last member is looked at here. Written is ustar, of the same
-members the same bytes.
+Files with ustar, pax and GNU headers are read, as Python's tarfile does. It takes a damaged
+header for the end of the file, so what is behind the last member is checked here. Files are
+written as ustar; the same members give the same bytes.
 """
 
 import tarfile
@@ -58,7 +58,7 @@ def members(file: BinaryIO, path: str) -> Iterator[Member]:
 
 
 def _check_end(file: BinaryIO, where: str, end: int) -> None:
-    """Raise unless there are zeros, and nothing else, behind the last member."""
+    """Raise unless there are only zeros behind the last member."""
     file.seek(end)
     rest = file.read(_END)
     if len(rest) < _BLOCK:
@@ -118,7 +118,7 @@ class InTar(SourceFile):
 
     tar: SourceFile = field(kw_only=True)
     offset: int = field(kw_only=True)
-    """Of its content in the tar file."""
+    """Offset of its content in the tar file."""
 
 
 def content_of(file: SourceFile) -> bytes:

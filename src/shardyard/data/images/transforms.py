@@ -1,6 +1,6 @@
-"""What a recipe makes of pictures, of those that are learnt from and of those held out.
+"""Transforms of a recipe's pictures, for training and for validation.
 
-Pillow is imported when a view is made: what reads text does without.
+Pillow is imported when a view is made: code that reads text does without.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def eval_view(recipe: Recipe) -> "ImageTransform":
 
 
 def train_mixing(recipe: Recipe) -> Prepare:
-    """What a micro-batch to learn from is mixed by."""
+    """Return the mixing of a micro-batch to train on."""
     images = recipe.data.images
     if not images.mixes:
         return identity_prepare
@@ -89,7 +89,7 @@ INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 
 
 class ImageTransform(Protocol):
-    """What a split makes of a picture. Safe to use from several threads."""
+    """Transform of a split's pictures. Safe to use from several threads."""
 
     def __call__(self, image: PilImage, *, epoch: int, sample: int) -> Pixels:
         """A picture in RGB -> (H, W, C); the same of the same sample in the same epoch."""
@@ -104,15 +104,15 @@ class Augmentation:
     """Rows and columns of a sample."""
     resample: Image.Resampling
     area: Range
-    """Of the crop, as shares of the picture's."""
+    """Range of the crop's area, as shares of the picture's."""
     ratio: Range
-    """Of the crop's width to its height."""
+    """Range of the crop's width divided by its height."""
     flip: float
     """Probability of a mirrored picture."""
     operations: int
-    """Of RandAugment, in a row."""
+    """Number of RandAugment's operations in a row."""
     magnitude: int
-    """Of each of them."""
+    """Magnitude of each of them."""
     erase: float
     """Probability that a part is erased."""
     erased_to: tuple[int, int, int]
@@ -142,7 +142,7 @@ class CenterCrop:
     size: int
     """Rows and columns of a sample."""
     share: float
-    """Of the shorter side, that is seen."""
+    """Share of the shorter side that is seen."""
     resample: Image.Resampling
 
     def __call__(self, image: PilImage, *, epoch: int, sample: int) -> Pixels:  # noqa: ARG002

@@ -24,12 +24,12 @@ from shardyard.io.files import flush_folder, read_json_object
 
 _MOST_TOLD = 5
 _MOST_KEPT = 1_000
-"""Broken pictures of a piece that are told by name."""
+"""Most broken pictures of a piece that are reported by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What is done with pictures."""
+    """Options for preparing pictures."""
 
     hold_out: ValidationRule
     packs: bool
@@ -37,7 +37,7 @@ class ImageOptions:
     checks: bool
     """Whether each is read to its end."""
     leaves_out: bool
-    """Whether broken ones are left out, and listed; else they are refused."""
+    """Whether broken ones are left out, and listed; else they are rejected."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ImagePiece:
     read: Callable[[], Iterator[SourceImage]]
     """Its pictures; can be sent to another process."""
     words: str
-    """What it is, for messages."""
+    """Description of the piece, for messages."""
     size_bytes: int
     options: ImageOptions
 
@@ -58,7 +58,7 @@ class ImagePiece:
         return self.folder / SCRATCH / f"{self.number:05d}.json"
 
     def array_path(self, split: str, what: str) -> Path:
-        """Where its rows and names stand until all pieces are finished."""
+        """Return the path of its rows or names, used until all pieces are finished."""
         return self.folder / SCRATCH / f"{self.number:05d}.{split}.{what}.npy"
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class ImagePiece:
 
         Raises:
             SourceError: A picture or a shard is broken.
-            StorageError: The file system refused a write.
+            StorageError: The file system rejected a write.
         """
         self.record_path.unlink(missing_ok=True)  # of an earlier rule
         builders = {split: _SplitBuilder(self, split) for split in SPLITS}

@@ -33,9 +33,9 @@ ARRAYS = {
 
 _TOKENS_AT_ONCE = 2**18
 _MOST_TOKENS = 2**15
-"""Of a sample; BERT's have 128 or 512."""
+"""Most tokens of a sample; BERT's have 128 or 512."""
 _MOST_CHUNK_BYTES = 2**28
-"""Of what is unpacked to read one row."""
+"""Most bytes that are unpacked to read one row."""
 _LARGEST = 2**31 - 1
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -61,7 +61,7 @@ def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSection]:
 
 @contextmanager
 def _as_source_error(path: str) -> Iterator[None]:
-    """What h5py raises becomes an error that names the file."""
+    """Turn errors of h5py into an error that names the file."""
     try:
         yield
     except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What of a row of a file, an object of JSON or a row of a table, is the text of a document."""
+"""Choice of the text of a document in a row: a JSON object or a row of a table."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class TextOf:
     """Takes the text of a document from a row."""
 
     key: str = "text"
-    """Where it stands, unless it is made of the whole row: ``data.text_key``."""
+    """Key of the text, unless it is made of the whole row: ``data.text_key``."""
     whole_row: str | None = None
     """module:function (row, place) -> text; equal rows give equal text."""
 
@@ -53,7 +53,10 @@ def _text_under(row: Any, location: object, text_key: str) -> str:
 
 
 def check_surrogates(text: str, location: object, what: str) -> None:
-    """JSON can write half of a pair that stands for one character; no encoding has such a half."""
+    """Raise where text holds half of a surrogate pair, which JSON can write.
+
+    No encoding has such a half.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -65,7 +68,7 @@ def check_surrogates(text: str, location: object, what: str) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in a few words."""
+    """Describe a JSON value in a few words."""
     if isinstance(value, list | dict):
         return f"a JSON {type(value).__name__}"
     if isinstance(value, str):
@@ -91,7 +94,7 @@ def _whole_number(digits: str) -> int | float:
 
 
 class _Decoder(json.JSONDecoder):
-    """As Python's own; what it can parse no further is no JSON for us."""
+    """Python's own JSON decoder; nesting too deep for it counts as invalid JSON."""
 
     def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
         try:

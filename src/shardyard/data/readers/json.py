@@ -18,7 +18,7 @@ from shardyard.data.readers.read_errors import FileLocation, Rewind, decode, ope
 from shardyard.errors import SourceError
 
 MOST_BYTES = 2**30
-"""A file is held in memory, so one above this is refused."""
+"""Most bytes of a file, which is held in memory; a larger file is rejected."""
 
 
 def read_json_file(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
@@ -61,7 +61,7 @@ def _json_values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _json_items(text: str, at: int) -> Generator[tuple[int, Any], None, int]:
-    """As ``_json_values``, of the list that begins at ``at``; returns where the text goes on."""
+    """Like ``_json_values``, for the list that begins at ``at``; returns where the rest begins."""
     at = _after_space(text, at + 1)
     if text.startswith("]", at):
         return _after_space(text, at + 1)
@@ -87,10 +87,10 @@ def _after_space(text: str, at: int) -> int:
 
 @contextmanager
 def decompression_errors(file: SourceFile, *errors: type[Exception]) -> Iterator[None]:
-    """What unpacking raises becomes an error that names the file.
+    """Turn errors of unpacking into an error that names the file.
 
     Args:
-        errors: Of the library that does it, beside what several raise.
+        errors: Error types of the unpacking library, in addition to the common ones.
     """
     caught: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError, *errors)
     try:

@@ -72,7 +72,7 @@ def _check_unique_columns(names: Sequence[str], path: str) -> None:
 
 
 def _first_byte(group: Any) -> int:
-    """Where a group of rows begins; 0 if it has no column or no byte."""
+    """Return the first byte of a row group; 0 if it has no column or no byte."""
     columns = [group.column(number) for number in range(group.num_columns)]
     pages = [
         offset

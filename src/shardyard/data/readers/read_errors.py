@@ -1,4 +1,4 @@
-"""Where in a file something is wrong, and the same words for it in every reader."""
+"""Positions of errors in a file, in the same words for every reader."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Rewind = Callable[[], IO[bytes]]
 """Gives a file, unpacked, from its beginning."""
 
 _MOST_REREAD_BYTES = 64 * 2**20
-"""Of a file that is far away: lines before a wrong one are counted by reading them again."""
+"""Most bytes of a remote file that are read again to count the lines before a wrong one."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,11 @@ def read_text(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[TextSect
 
 
 def _section_border(file: BinaryIO, offset: int) -> int:
-    """Where a section that should end at ``offset`` ends: after the next line end, else space,
-    within the bytes of one section, else before the next character."""
+    """Return the end of a section that should end at ``offset``.
+
+    It is after the next line end, else after the next space, within the bytes of one section;
+    else before the next character.
+    """
     if offset == 0:
         return 0
     file.seek(offset - 1)

@@ -41,7 +41,7 @@ _DROPPED_TAGS = frozenset(
         "table", "noinclude", "poem",
     }
 )  # fmt: skip
-"""With what stands between them; of others the words stay."""
+"""Tags that are dropped with their content; other tags leave their words."""
 _BREAKS = frozenset({"br", "p", "div", "li", "td", "blockquote"})
 """Words before and behind them are two."""
 _MOST_LINK = 5_000
@@ -52,15 +52,15 @@ _NO_CHARACTER = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{7,});?")
 _SWITCH = re.compile(r"__[A-Z]+__")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*")
 _NOT_PROSE = tuple("*#:;|!={}")
-"""How lines of lists, tables and headings begin."""
+"""First characters of lines of lists, tables and headings."""
 
 
 def plain_text(markup: str, namespaces: Collection[str] = ()) -> str:
-    """The paragraphs of an article, a blank line between any two; "" where there are none.
+    """Return an article's paragraphs, a blank line between any two; "" where there are none.
 
     Args:
-        namespaces: Lower-case names, in the wiki's language, that files, categories and others
-            stand under: links to them are left out.
+        namespaces: Lower-case names, in the wiki's language, of namespaces of files, categories
+            and others: links to them are left out.
     """
     text = _NO_CHARACTER.sub("\ufffd", _without_structures(markup, frozenset(namespaces)))
     text = html.unescape(text)
@@ -97,7 +97,7 @@ def _without_structures(markup: str, namespaces: frozenset[str]) -> str:
 
 
 def _role(match: re.Match[str]) -> tuple[str, str]:
-    """What a token closes, and what will close what it opens; "" if it does neither."""
+    """Return what a token closes, and what will close what it opens; "" if it does neither."""
     if match["open"]:
         return "", _CLOSED_BY[match["open"]]
     if match["close"]:
@@ -109,7 +109,7 @@ def _role(match: re.Match[str]) -> tuple[str, str]:
 
 
 def _closed(opened: list[tuple[str, int]], waiting: Counter[str], closes: str) -> int:
-    """Where what is closed now began; what was opened within it and never closed is forgotten."""
+    """Return where the part that closes now began; forget unclosed parts within it."""
     while True:
         closed_by, begin = opened.pop()
         waiting[closed_by] -= 1
@@ -130,10 +130,10 @@ def _words_of_link(parts: list[str], namespaces: frozenset[str]) -> str:
 
 _READ_BYTES = 2**18
 _MOST_PAGE_CHARACTERS = 2**24
-"""Of one text; MediaWiki's own limit is 2 MiB (wgMaxArticleSize)."""
+"""Most characters of one text; MediaWiki's own limit is 2 MiB (wgMaxArticleSize)."""
 _HEAD_BYTES = 2**16
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
-"""How a stream that is not empty begins: https://en.wikipedia.org/wiki/Bzip2#File_format."""
+"""First bytes of a non-empty stream: https://en.wikipedia.org/wiki/Bzip2#File_format."""
 _STREAM_BYTES = 10
 _PAGE = b"<page>"
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,9})"[^>]{0,200}>([^<]{1,200})</namespace>')
@@ -202,7 +202,7 @@ def _read_compressed(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]
 
 
 def _stream_behind(file: BinaryIO, span: Span) -> int | None:
-    """Where the first stream begins that begins in the span; None: no stream does."""
+    """Return the start of the first stream that begins in the span; None if there is none."""
     file.seek(span.start)
     kept, begin = b"", span.start
     while begin < span.stop and (chunk := file.read(_READ_BYTES)):
@@ -219,11 +219,11 @@ def _stream_behind(file: BinaryIO, span: Span) -> int | None:
 def _articles(
     chunks: Iterator[tuple[bytes, bool]], file: SourceFile, names: frozenset[str], *, is_head: bool
 ) -> Iterator[TextSection]:
-    """The articles whose pages begin before the first chunk that is behind the span.
+    """Yield the articles whose pages begin before the first chunk that is behind the span.
 
     Args:
-        is_head: Whether the first chunk is the beginning of the file; if not, what stands before
-            the first page belongs to the span before.
+        is_head: Whether the first chunk is the beginning of the file; if not, content before
+            the first page belongs to the preceding span.
     """
     pages = _Pages(file, is_head=is_head)
     window: bytes | None = None if is_head else b""
@@ -281,12 +281,12 @@ class _Pages:
             self._border = self._fed + waiting
 
     def skip(self, size: int) -> None:
-        """So many bytes before the border are not fed."""
+        """Skip this many bytes before the border."""
         if self._border is not None:
             self._border -= size
 
     def feed(self, chunk: bytes) -> None:
-        """Go on.
+        """Parse a further chunk.
 
         Raises:
             SourceError: The XML is broken or too large, or it is no dump.
@@ -297,10 +297,10 @@ class _Pages:
             raise self._error("one tag or comment of more than 16 MiB")
 
     def end(self) -> None:
-        """Nothing follows.
+        """End the input.
 
         Raises:
-            SourceError: Something is open still.
+            SourceError: An element is still open.
         """
         self._parse(b"", is_end=True)
 

@@ -1,4 +1,4 @@
-"""What every kind of place that text comes from can do: find files, and open one."""
+"""Operations of every kind of text source: find files, and open one."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from shardyard.data.stores.faulty import reject_faulty
 from shardyard.errors import RequestError
 
 COMPILED = "__pycache__"
-"""What Python leaves beside source code: left out of folders, as hidden files are."""
+"""Python's cache next to source code: left out of folders, as hidden files are."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ListedFile:
     """Below the folder that the entry names; else its own."""
     size_bytes: int
     version: int | str
-    """As of ``SourceFile``."""
+    """Version, as in ``SourceFile``."""
     below: str | None = None
     """Path below the literal part of the entry; empty: the entry names this very file. None: the
     store does not say."""
@@ -54,14 +54,14 @@ class Store(Protocol):
         """
 
     def open(self, file: SourceFile) -> BinaryIO:
-        """A file that ``find`` has found, to read and to seek in.
+        """Open a file that ``find`` has found, to read and to seek in.
 
-        What is read of it is of the version that was found, or refused.
+        Reads return the version that was found, or fail.
         """
 
 
 def store_of(entry: str) -> Store:
-    """Where an entry of data.source, or a file that it names, is; its scheme is a known one."""
+    """Return the store of an entry of data.source, or of a file; its scheme is a known one."""
     store: type[Store] = store_class(entry)
     missing = [name for name in ("find", "open") if not hasattr(store, name)]
     if missing:
@@ -76,11 +76,11 @@ def store_of(entry: str) -> Store:
 def find_all(
     entries: Sequence[str], *, own: Collection[Path], setting: str = "data.source"
 ) -> list[tuple[str, list[ListedFile]]]:
-    """Files of each entry of a setting, in order.
+    """Return the files of each entry of a setting, in order.
 
     Raises:
-        RequestError: An entry names nothing; reports all of them.
-        AccessError: A place elsewhere may not be looked at.
+        RequestError: An entry has no files; reports all such entries.
+        AccessError: The rights to look at a remote place are missing.
         CapacityError: It cannot be reached.
     """
     listed, problems = [], []

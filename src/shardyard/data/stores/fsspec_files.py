@@ -13,7 +13,7 @@ from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
 _VERSIONS = ("etag", "ETag", "generation", "content_md5", "blob_id", "mtime", "created")
-"""What packages call what changes with a file's content, the surest first."""
+"""Keys by which packages report a content version of a file, the most reliable first."""
 
 
 class FsspecStore(RangedStore):
@@ -98,7 +98,7 @@ def _listed_file(url: str, about: dict[str, Any]) -> ListedFile:
 
 
 def _translate_error(url: str, error: Exception) -> ShardyardError:
-    """What a package raised, as one of ours."""
+    """Convert an error of a package into one of ours."""
     why = f"{type(error).__name__}: {escape_text(' '.join(str(error).split())[:300])}"
     where = f"{escape_text(url)} cannot be read ({why})"
     if isinstance(error, PermissionError):

@@ -51,7 +51,7 @@ class HttpStore(RangedStore):
         return ListedFile(url, name, size_bytes, version, below="")
 
     def below(self, prefix: str) -> Iterator[ListedFile]:
-        """Nothing: no folder can be asked for."""
+        """Raise, because HTTP has no listing of folders."""
         raise NotImplementedError(prefix)
 
     def read(self, file: SourceFile, start: int, stop: int) -> Iterator[bytes]:

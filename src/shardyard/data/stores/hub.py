@@ -5,9 +5,9 @@
     hf://owner/name/data/part.parquet    a file, folder or glob
     hf://owner/name/train                a split, where no folder has that name
 
-A commit stands in the address of each file, so what was asked for is pinned when it is listed. The
-hub client's own way of asking (tokens, endpoint, offline) is used, and its cache is not: a corpus
-may be larger than a disk.
+The address of each file contains a commit, so the content is pinned when it is listed. Requests
+go through the hub client (tokens, endpoint, offline), but not its cache: a corpus may be larger
+than a disk.
 """
 
 import glob
@@ -36,14 +36,14 @@ _ADDRESS = re.compile(
 )
 _OTHER_KINDS = ("models/", "spaces/", "buckets/", "kernels/")
 _SPLIT = r"(?:^|[-._ 0-9/]){}(?:[-._ 0-9/]|$)"
-"""Where the name of a split stands in the path of its files, as the datasets library has it."""
+"""Pattern of a split's name in the path of its files, as the datasets library has it."""
 _TIMEOUT_S = 10.0
 _SHOWN = 6
 
 
 @dataclass(frozen=True)
 class _DatasetAddress:
-    """What an address names."""
+    """Parts of a dataset address on the hub."""
 
     entry: str
     name: str
@@ -107,7 +107,7 @@ def _parse_address(entry: str) -> _DatasetAddress:
 
 @lru_cache(maxsize=64)
 def _listed(name: str, revision: str | None) -> _Listing:
-    """One answer a process: a branch that moves while its text is prepared changes nothing."""
+    """Return one listing per process: a branch that moves meanwhile has no effect."""
     from huggingface_hub import HfApi
 
     about = HfApi().dataset_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
@@ -186,7 +186,7 @@ def _shorten(words: str) -> str:
 
 
 def _read(file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
-    """As ``ReadRange``; what is at a commit does not change."""
+    """Like ``ReadRange``; content at a commit does not change."""
     from huggingface_hub import hf_hub_url
 
     client: Any = import_module("huggingface_hub.utils")  # public names, without types

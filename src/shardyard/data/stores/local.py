@@ -19,10 +19,10 @@ _SKIPPED_STDLIB_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "i
 
 
 class LocalStore:
-    """What this machine's file system holds."""
+    """Store of this machine's file system."""
 
     def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:
-        """As of ``Store``."""
+        """Find files, as defined by ``Store``."""
         if entry == PYTHON_STDLIB:
             for path, name in _stdlib_files():
                 yield replace(_stat_file(path, name), below="")
@@ -35,7 +35,7 @@ class LocalStore:
             yield _stat_file(path, name)
 
     def open(self, file: SourceFile) -> BinaryIO:
-        """As of ``Store``; what changes meanwhile shows when files are listed again."""
+        """Open a file, as defined by ``Store``; changes meanwhile show when files are listed again."""
         return Path(file.path).open("rb")
 
 

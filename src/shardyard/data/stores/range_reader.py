@@ -23,10 +23,10 @@ _LEAST_BYTES = 256 * 1024
 _MOST_BYTES = 8 * 2**20
 """Asked for at once where a file is read on and on."""
 _TRIES = 6
-"""Times that nothing came at all, one after the other, before it is given up."""
+"""Number of consecutive tries without any data before a read is given up."""
 _LONGEST_PAUSE_S = 20.0
 _LONGEST_SILENCE_S = 30.0
-"""Without a byte, whatever the number of tries: a server that stalls takes long for each."""
+"""Longest time without a byte, for any number of tries: each takes long if a server stalls."""
 
 ReadRange = Callable[[SourceFile, int, int], Iterator[bytes]]
 """(file, start, stop) -> its bytes [start, stop), fewer if the connection broke in silence.
@@ -51,13 +51,13 @@ class RangedStore(ABC):
 
     @abstractmethod
     def read(self, file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
-        """As ``ReadRange``."""
+        """Read a range, as defined by ``ReadRange``."""
 
     def find(self, entry: str, *, own: Collection[Path]) -> Iterator[ListedFile]:  # noqa: ARG002
-        """Files of an address, of a folder, or of a glob, in the order of their names.
+        """Find files of an address, of a folder, or of a glob, in the order of their names.
 
         Raises:
-            RequestError: Nothing is there.
+            RequestError: There are none.
         """
         bucket = entry.split("/")[2] if entry.count("/") >= 2 else entry
         if has_magic(bucket):
@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 def retry_on_disconnect(ask: Callable[[], T]) -> T:
-    """What a place answers, asked again where the connection broke.
+    """Return the answer of a remote store, retrying where the connection broke.
 
     Raises:
         LostError: It breaks each time.
@@ -183,10 +183,10 @@ class RangedFile(io.RawIOBase):
         return self._at
 
     def readinto(self, into: "bytearray | memoryview") -> int:  # type: ignore[override]
-        """Fill a buffer, as far as the file and one answer go.
+        """Fill a buffer, as far as the file and one answer reach.
 
         Raises:
-            LostError: Nothing comes any more.
+            LostError: No more data comes.
             SourceError: The file is of another version now.
         """
         if self._at >= self._file.size_bytes:
@@ -200,7 +200,7 @@ class RangedFile(io.RawIOBase):
         return len(part)
 
     def _next_block(self, min_bytes: int) -> _Block:
-        """Ask for more the longer reading goes on without a leap."""
+        """Read the next block; it is larger the longer reading continues without a jump."""
         goes_on = any(block.stop == self._at for block in self._blocks)
         self._ask_bytes = min(2 * self._ask_bytes, _MOST_BYTES) if goes_on else _LEAST_BYTES
         stop = min(self._at + max(min_bytes, self._ask_bytes), self._file.size_bytes)

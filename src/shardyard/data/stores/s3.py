@@ -1,4 +1,4 @@
-"""Buckets of S3 and what speaks as it does: each range is asked for by the etag that was listed."""
+"""Buckets of S3 and compatible stores: each range is read by the etag that was listed."""
 
 import re
 from collections.abc import Iterator
@@ -96,7 +96,10 @@ def _errors(activity: str, url: str) -> AbstractContextManager[None]:
 
 @cache
 def _client() -> Any:
-    """One a process: it takes half a second to make. What gets lost is asked for again by us."""
+    """Return the process's one client, which takes half a second to create.
+
+    Our own code retries lost requests.
+    """
     return s3_client(attempts=2)
 
 

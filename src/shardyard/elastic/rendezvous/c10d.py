@@ -1,6 +1,6 @@
-"""Where the agents of all nodes meet: torch's c10d rendezvous over a TCP store that node 0 serves.
+"""Rendezvous of all nodes' agents: torch's c10d rendezvous over a TCP store on node 0.
 
-One node and many take the same way. On one node nothing listens beyond the loopback interface.
+One node and many use the same code. On one node the store listens on loopback only.
 """
 
 import errno
@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 _OPERATION = timedelta(seconds=300)
 """For one question to the store, as torch has it."""
 LAST_CALL_TIMEOUT = timedelta(seconds=3)
-"""For nodes of which nobody knows, once the fewest are there; torch's 30 s would be paid often."""
+"""Wait for unknown nodes once the fewest are there; torch's 30 s would be paid often."""
 _LOOK_S = 0.2
 """Between two looks at who has come: a meeting takes two or three."""
 _SELDOM_S = 1.0
@@ -53,7 +53,7 @@ _FORGET_TRIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousConfig:
-    """Who meets where."""
+    """Rendezvous of one attempt: its nodes and its place."""
 
     id: str
     """Fresh for every attempt: a closed rendezvous cannot be entered again."""
@@ -65,9 +65,9 @@ class RendezvousConfig:
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
     location: str = ""
-    """Where they meet instead, as people read it: etcd."""
+    """Rendezvous place to show to users where it is not node 0: etcd."""
     keep_alive_s: int
-    """How long the others wait for a node's next sign of life, each by its own clock."""
+    """Seconds that others wait for a node's next heartbeat, each by its own clock."""
     restart_timeout_s: float
     """Longest wait for the others."""
     join_interval_s: float = 0.0
@@ -75,7 +75,7 @@ class RendezvousConfig:
     serving_rank: int = 0
     """The node whose agent serves the store."""
     wait: RendezvousWait = field(default_factory=lambda: RendezvousWait(0), compare=False)
-    """What this node waits for, where somebody tells it."""
+    """Wait of this node, as its messages describe it."""
 
     @property
     def serves(self) -> bool:
@@ -84,16 +84,16 @@ class RendezvousConfig:
 
 
 class Rendezvous(DynamicRendezvousHandler):
-    """Torch's rendezvous, which can be told that nodes are gone.
+    """Torch's rendezvous, which also accepts reports that nodes are gone.
 
-    Torch itself notices by a sign of life that does not change any more; until then those that are
-    left may not begin without them.
+    Torch itself notices by a heartbeat that does not change any more. Until then the remaining
+    nodes may not begin without them.
     """
 
     first_serves = False
     """Whether the agent of rank 0 serves the store of a meeting; else that of node 0 has it."""
     takes_in = True
-    """Whether nodes that wait are told of; until then this node's workers go on."""
+    """Whether to report waiting nodes; until then this node's workers continue."""
     has_departed = False
     """Whether the others meet without this node."""
     local_clock: LocalClockBackend
@@ -101,7 +101,7 @@ class Rendezvous(DynamicRendezvousHandler):
     seal: Seal
     """Marks what the nodes of the attempt write."""
     config: RendezvousConfig
-    """Who meets where."""
+    """Rendezvous of the attempt."""
 
     def num_nodes_waiting(self) -> int:
         """Nodes that came since the last meeting, as torch asks for them."""
@@ -144,10 +144,10 @@ class Rendezvous(DynamicRendezvousHandler):
         )
 
     def leave(self, group_rank: int) -> None:
-        """Be gone for the others at once, who go on meeting here; they may meet at this node.
+        """Leave the others at once; they continue to meet here, maybe at this node's store.
 
         Args:
-            group_rank: Of this node.
+            group_rank: Group rank of this node.
         """
         self.has_departed = True
         torch_private.stop_heartbeats(self)
@@ -158,7 +158,7 @@ class Rendezvous(DynamicRendezvousHandler):
         return bool(torch_private.other_participants(self))
 
     def shutdown(self) -> bool:
-        """Close the meeting for all nodes; one that has left it closes nothing."""
+        """Close the rendezvous for all nodes; a node that has left it leaves it open."""
         return self.has_departed or bool(super().shutdown())
 
 
@@ -171,10 +171,10 @@ def build_rendezvous(
         store: One that is open already.
 
     Returns:
-        The handler and the store. Workers use that store too (`worker_store`): the one that torch
-        would create beside it lives through restarts, where workers find the addresses of dead
-        peers in it (torch 2.13), listens on all interfaces, and is not announced to nodes that
-        come later.
+        The handler and the store. Workers use that store too (`worker_store`). The one that
+        torch would create in addition lives through restarts, where workers find the addresses
+        of dead peers in it (torch 2.13). It also listens on all interfaces, and is not
+        announced to nodes that come later.
 
     Raises:
         RequestError: The endpoint is no HOST:PORT, is missing, or its port is in use.
@@ -260,16 +260,19 @@ def wait_for_all(
 
 
 def worker_store(host: str, port: int, generation: int) -> PrefixStore:
-    """What the workers of one generation share to find each other: node 0's store, fresh keys."""
+    """Return the store by which workers of one generation find each other.
+
+    It is node 0's store with fresh keys.
+    """
     return PrefixStore(f"shardyard/generation/{generation}", connect_store(host, port))
 
 
 def serve_store(host: str, port: int) -> TCPStore:
-    """A TCP store in this process; port 0 takes a free one.
+    """Serve a TCP store in this process; port 0 takes a free one.
 
-    Listens at the address of ``host`` alone, by which this process and its workers reach it too. On
-    all interfaces where that name has several addresses here or none of this machine; then they
-    reach it by the loopback interface.
+    It listens only at the address of ``host``, by which this process and its workers reach it
+    too. Where that name has several addresses here or none of this machine, it listens on all
+    interfaces; then they reach it by the loopback interface.
     """
     try:
         listener = _listener(host, port)
@@ -300,11 +303,11 @@ def connect_store(host: str, port: int, *, within: timedelta = _OPERATION) -> TC
 
 
 def sever(port: int) -> None:
-    """End this process's connections to a store that does not answer, so that nobody waits there.
+    """End this process's connections to a store that does not answer, to end waits there.
 
-    Where the other machine is gone without a word, a call of the store waits as long as the kernel
-    sends again, a quarter of an hour; the store has no name for a connection. No other of an agent
-    goes to such a port.
+    Where the other machine is gone without a word, a call of the store waits as long as the
+    kernel retries, a quarter of an hour. The store has no name for a connection. An agent has
+    no other connections to such a port.
     """
     for entry in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # no socket, or closed by now

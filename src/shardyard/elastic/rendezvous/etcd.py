@@ -1,14 +1,14 @@
-"""Agents that meet in etcd (`elastic.rendezvous: etcd://HOST:2379`), so that no node is special.
+"""Agents that meet in etcd (`elastic.rendezvous: etcd://HOST:2379`): no node is special.
 
     /shardyard/<meeting>/nodes/<name>        a node that lives: its key vanishes with its lease
     /shardyard/<meeting>/meeting/state       who meets in which round, as sealed JSON (torch's own
                                              is a pickle: any client of etcd could run code here)
     /shardyard/<meeting>/meeting/store/<n>   HOST:PORT of the store of round n, sealed
-    /shardyard/<meeting>/meeting/begun       the first meeting waits for nobody any more
+    /shardyard/<meeting>/meeting/begun       the first rendezvous is complete: no more waiting
 
-The state is that of torch's dynamic rendezvous, changed by compare-and-swap on the revision of its
-key. Who lives is told by leases, so by etcd's clock alone. The agent of rank 0 serves the store of
-its round, which the workers use too; the next round has another.
+The state is that of torch's dynamic rendezvous, changed by compare-and-swap on the revision of
+its key. Leases decide which nodes live, so only etcd's clock matters. The agent of rank 0
+serves the store of its round, which the workers use too; the next round has another.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ from shardyard.network_interface import address_towards, is_loopback
 
 _ROOT = "/shardyard"
 _KEPT_S = 3600
-"""How long etcd keeps what a meeting leaves whose agents were all killed."""
+"""Seconds that etcd keeps the data of a rendezvous whose agents were all killed."""
 _FIRST_ANSWER_S = 30.0
 """An etcd that starts at the same time as the job."""
 _POLL_S = 0.2
@@ -89,7 +89,7 @@ class Presence:
         # Known to all: whoever comes first makes it, and all of them keep it.
         digest = hashlib.sha256(root.encode()).digest()
         self.rendezvous_lease = int.from_bytes(digest[:8]) >> 1 or 1
-        """What all nodes write together vanishes with it."""
+        """Lease of the data that all nodes write together: the data expires with it."""
         self.is_reachable = True
         """Whether etcd answered the last sign of life."""
         self._is_over = threading.Event()
@@ -177,7 +177,7 @@ class EtcdBackend(RendezvousBackend):
         return self._decoded(found)
 
     def set_state(self, state: bytes, token: int | None = None) -> tuple[bytes, int, bool] | None:
-        """Write the state if nobody else has since; what is there then, and whether we wrote it."""
+        """Write the state if no other node has since; return the current one, and if we wrote it."""
         written = self.seal.sealed(self._key, to_json(state))
 
         def swap() -> tuple[bool, list[list[KeyValue]]]:
@@ -271,7 +271,7 @@ class EtcdRendezvous(Rendezvous):
         )
 
     def nodes_waiting(self) -> int:
-        """None while etcd does not answer: who trains needs nobody."""
+        """Return the number of waiting nodes; 0 while etcd does not answer, as training needs none."""
         if not self._shared.presence.is_reachable:
             return 0
         try:
@@ -296,7 +296,8 @@ class EtcdRendezvous(Rendezvous):
             self._shared.presence.end()
 
     def has_others(self) -> bool:
-        """Whether another node lives, or etcd does not say: then nobody is known to be gone."""
+        """Return whether another node lives; true while etcd is silent, as none is known to be
+        gone."""
         try:
             return super().has_others()
         except EtcdSilentError:
@@ -339,7 +340,7 @@ class EtcdRendezvous(Rendezvous):
                 log.warning("%s", error)
 
     def _open_round_store(self) -> SealedStore:
-        """What torch hands to the agents of a meeting that is complete."""
+        """Return the store that torch gives to the agents of a complete rendezvous."""
         self._ranks = torch_private.node_ranks(self)
         rank = self._ranks[torch_private.node_name(self)]
         key = f"{self._root}/meeting/store/{self.round}"
@@ -436,7 +437,7 @@ def _wait_for_closed_rendezvous(
 
 
 def _address(config: RendezvousConfig, etcd_endpoint: EtcdEndpoint) -> str:
-    """Of this node: where it reaches etcd from, others mostly reach it too."""
+    """Return the address from which this node reaches etcd; others mostly reach it there too."""
     found = address_towards(*etcd_endpoint.endpoints[0])
     if not is_loopback(found) or config.endpoint is None:
         return found

@@ -1,10 +1,11 @@
-"""etcd's API of version 3, as far as a meeting needs it, through the JSON gateway of its servers.
+"""etcd's version 3 API, as far as a rendezvous needs it, through its servers' JSON gateway.
 
-With Python's own HTTP: python-etcd3 was last released in 2020, etcd3gw speaks to the same gateway
-and brings four packages for what is one POST here. No proxy is asked: etcd stands beside the nodes.
+It uses Python's own HTTP. python-etcd3 was last released in 2020. etcd3gw speaks to the same
+gateway and brings four packages for what is one POST here. No proxy is used: etcd is next to
+the nodes.
 
-Source: https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/ (paths, base64, numbers as text) and
-etcd's api/v3rpc/rpctypes/error.go (codes and words of errors).
+Source: https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/ (paths, base64, numbers as text)
+and etcd's api/v3rpc/rpctypes/error.go (codes and words of errors).
 """
 
 import base64
@@ -62,18 +63,18 @@ class KeyValue:
     key: str
     value: bytes
     revision: int
-    """Of its last change."""
+    """Revision of its last change."""
 
 
 class Etcd:
     """A cluster of etcd; safe to use from several threads."""
 
     def __init__(self, endpoint: EtcdEndpoint, environ: Mapping[str, str] = os.environ) -> None:
-        """Asks nothing yet.
+        """Set up the client without a request.
 
         Args:
-            environ: Holds what etcdctl reads too: ``ETCDCTL_USER``, ``ETCDCTL_PASSWORD``, and the
-                files ``ETCDCTL_CACERT``, ``ETCDCTL_CERT``, ``ETCDCTL_KEY``.
+            environ: Holds etcdctl's variables too: ``ETCDCTL_USER``, ``ETCDCTL_PASSWORD``, and
+                the files ``ETCDCTL_CACERT``, ``ETCDCTL_CERT``, ``ETCDCTL_KEY``.
 
         Raises:
             RequestError: These contradict the place, or a file cannot be used.
@@ -95,13 +96,13 @@ class Etcd:
         only_if: Sequence[Operation] = (),
         otherwise: Sequence[Operation] = (),
     ) -> tuple[bool, list[list[KeyValue]]]:
-        """All of ``then`` at once if all conditions hold, else all of ``otherwise``.
+        """Do all of ``then`` at once if all conditions hold, else all of ``otherwise``.
 
         Returns:
             Whether they held, and for each operation done the entries that it read.
 
         Raises:
-            LeaseEndedError: A key's lease is not there; nothing was done.
+            LeaseEndedError: A key's lease is not there; no operation was done.
         """
         request = {"compare": list(only_if), "success": list(then), "failure": list(otherwise)}
         try:
@@ -159,7 +160,7 @@ class Etcd:
     def _ask(
         self, server: tuple[str, int], path: str, request: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """As ``call``, one server; once more where the token of an earlier login has ended."""
+        """Call one server, as ``call`` does; retry once where an earlier login's token has ended."""
         is_new = self._token is None
         try:
             return self._post(server, path, request, token=self._token or self._log_in(server))
@@ -246,7 +247,7 @@ class Etcd:
         )
 
     def _explained(self, path: str, error: _ErrorResponse) -> Exception:
-        """What a refusal means to who runs the job; itself, if only the caller knows."""
+        """Convert a rejection into an error for users; unchanged if only the caller can explain it."""
         words = str(error)
         if "authentication is not enabled" in words:
             return AccessError(
@@ -318,7 +319,10 @@ def _b64(text: str | bytes) -> str:
 
 
 def _entries(response: Mapping[str, Any]) -> list[KeyValue]:
-    """What an operation of a transaction has read; others read nothing. Zeros are left out."""
+    """Return the entries that a transaction's operation has read; etcd leaves zeros out.
+
+    Operations that do not read return none.
+    """
     found = response.get("response_range", {}).get("kvs", [])
     return [
         KeyValue(
@@ -331,7 +335,7 @@ def _entries(response: Mapping[str, Any]) -> list[KeyValue]:
 
 
 def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """As etcdctl: a user, whose password may stand behind a colon."""
+    """Return user and password, as etcdctl has them: ``ETCDCTL_USER`` may be user:password."""
     user, colon, password = environ.get("ETCDCTL_USER", "").partition(":")
     if not user:
         return None

@@ -1,4 +1,4 @@
-"""What the nodes of torch's rendezvous share, as JSON: a pickle lets its writer run code here."""
+"""Shared state of torch's rendezvous, as JSON: a pickle would let its writer run code here."""
 
 import json
 import pickle
@@ -12,15 +12,15 @@ from shardyard.torch_private import LONG_AGO, empty_rendezvous_state, rendezvous
 
 
 def empty_state() -> bytes:
-    """As a handler expects it before any node has come."""
+    """Return the state that a handler expects before any node has come."""
     return pickle.dumps(empty_rendezvous_state())
 
 
 def to_json(pickled: bytes, *, signs: bool = False) -> bytes:
-    """Of what a handler of this process gives to its backend.
+    """Convert the state that a handler of this process gives to its backend.
 
     Args:
-        signs: Whether its signs of life are part of it.
+        signs: Whether to include its heartbeats.
     """
     state = pickle.loads(pickled)
     last_call = None if state.deadline is None else state.deadline.isoformat()
@@ -41,11 +41,11 @@ def to_json(pickled: bytes, *, signs: bool = False) -> bytes:
 
 
 def from_json(written: bytes, *, alive: Collection[str] | None = None) -> bytes:
-    """As a handler expects it; the end of the last call is what its writer's clock said.
+    """Convert the shared JSON into a handler's state; its last call ends by its writer's clock.
 
     Args:
-        alive: Names of the nodes that live; the others are gone for the handler. None: the state
-            has their signs of life.
+        alive: Names of the nodes that live; the handler counts the others as gone. None: the
+            state has their heartbeats.
     """
     content = parse_json(written)
     state = empty_rendezvous_state()

@@ -1,8 +1,9 @@
-"""Who serves the store at which the agents meet, once the node that did is lost.
+"""Choice of the node that serves the rendezvous store after the serving node is lost.
 
-The run's lease says who: an agent takes it before it serves. A node that is only cut off from the
-others holds it still, so that two halves of a run never train at once. ``attempts/<n>/store.json``
-says where. Nothing else is needed than what all nodes see already: the run's folder.
+The run's lease decides: an agent takes it before it serves. A node that is only cut off from
+the others still holds it, so that two halves of a run never train at once.
+``attempts/<n>/store.json`` names the place. All nodes need only the run's folder, which they
+see already.
 """
 
 import time
@@ -30,7 +31,7 @@ from shardyard.rundir.state import has_attempt_ended
 _WITHIN_S = 60.0
 """For a store to be found; network file systems show a new file as late as this."""
 _TURN_S = 2.0
-"""Head start of each node before the next higher one; the lease decides, whoever is first."""
+"""Head start of each node before the next higher one; the lease decides, not the order."""
 _CONNECT = timedelta(seconds=10)
 _POLL_S = 0.1
 
@@ -43,7 +44,7 @@ class StoreFailover:
     attempt: int
     node_rank: int
     location: StoreLocation
-    """Where it is, or was when it was lost."""
+    """Place where it is, or was when it was lost."""
     own_host: str | None = None
     """This node's name, as the others reach it; None: the address from which it reached the lost
     node, whose name may be gone with it."""
@@ -79,17 +80,17 @@ class StoreFailover:
         return None
 
     def take_over(self, nodes: Sequence[Node], excluded: Sequence[Node] = ()) -> bool:
-        """Where each meeting has a store of its own: do what a lost node did beside training.
+        """Take over a lost node's work, except training, where each rendezvous has its own store.
 
         Args:
-            nodes: Of the meeting; the first of them does it.
-            excluded: Nodes that do not meet, and are not lost: such a one does it still.
+            nodes: Nodes of the rendezvous; the first of them takes over.
+            excluded: Nodes that do not meet, and are not lost: such a node keeps its work.
 
         Returns:
-            Whether this agent does from now on.
+            Whether this agent does it from now on.
 
         Raises:
-            LostNodeError: The lost one, or somebody else, holds the run's lease.
+            LostNodeError: The lost node, or another process, holds the run's lease.
         """
         self.location = read_store_location(self.run, self.attempt) or self.location
         ranks = [node.rank for node in nodes]

@@ -1,4 +1,4 @@
-"""Which output of a network stands for which class of the data: by name, as config.json says."""
+"""Match of a network's outputs with the data's classes: by name, as config.json has them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _UNNAMED = re.compile(r"LABEL_\d+")
-"""What transformers calls classes that nobody named."""
+"""Names that transformers gives to classes without a name."""
 
 _UNSAID = 2
 """transformers' own number of classes, which it leaves out of a config.json."""
@@ -19,12 +19,12 @@ id2label of microsoft/resnet-50 and google/vit-base-patch16-224."""
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOrder:
-    """What becomes of the head of a folder's network."""
+    """Use of the head of a folder's network."""
 
     rows: tuple[int, ...] | None
     """Row of the folder's head for each class of the data; None: a new head begins at random."""
     note: str = ""
-    """What the user should know of it; empty where the classes are the same."""
+    """Note for the user; empty where the classes are the same."""
 
 
 def class_names_in(config: Mapping[str, Any]) -> list[str] | None:
@@ -44,7 +44,7 @@ def class_names_in(config: Mapping[str, Any]) -> list[str] | None:
 
 
 def outputs_in(config: Mapping[str, Any]) -> int:
-    """How many outputs the network of a config.json has."""
+    """Return the number of outputs of the network of a config.json."""
     names = config.get("id2label") or config.get("label2id") or {}
     return int(len(names) or config.get("num_labels") or _UNSAID)
 

@@ -1,4 +1,4 @@
-"""What is known of a network that classifies images, before it is built."""
+"""Description of a network that classifies images, before it is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +25,7 @@ class ImageNetwork:
     batch_norm_momentum: float | None = None
     """Share of a step in running statistics, as torch counts it; None: it has no such norms."""
     dropout: float = 0.0
-    """Of the features that its head reads."""
+    """Dropout of the features that its head reads."""
     drop_path: float = 0.0
     """Share of samples that lose the branch of its last block."""
 
@@ -47,11 +47,11 @@ class ImageNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageKind:
-    """One kind of network: a file beside this one, and a row of ``registry.KINDS``."""
+    """One kind of network: a file next to this one, and a row of ``registry.KINDS``."""
 
     model_type: str
     presets: Mapping[str, ImageNetwork]
-    """As they were published, of ImageNet's 1,000 classes."""
+    """Published networks, for ImageNet's 1,000 classes."""
     block_classes: Sequence[str]
     """transformers' classes of its blocks: recomputed, compiled and sharded one by one."""
     branches: Sequence[str]
@@ -59,8 +59,11 @@ class ImageKind:
     of_config: Callable[[Mapping[str, Any], str], ImageNetwork]
     """From a config.json and what messages call it; raises a RequestError for what is not built."""
     weights: Literal["fan_out", "truncated_normal"]
-    """How they are drawn: normal, by what goes out of a convolution (He et al., arXiv:1502.01852);
-    or normal, cut at two standard deviations, all of one scale (arXiv:2010.11929)."""
+    """Distribution of initial weights.
+
+    Either normal, by the outputs of a convolution (He et al., arXiv:1502.01852). Or normal, cut
+    at two standard deviations, all of one scale (arXiv:2010.11929).
+    """
     is_head_by_inputs: bool = False
     """Whether the head is drawn by what goes in, its bias too, as torch does it."""
     last_norm: str | None = None
@@ -97,13 +100,13 @@ def network_of(
 def check_supported_values(
     config: Mapping[str, Any], source: str, built: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Refuse a config.json that asks for what is not built.
+    """Reject a config.json that needs parts that are not built.
 
     Args:
-        built: Key -> the values that are; a key that is not there has the first of them.
+        built: Key -> the values that are; a missing key has the first of them.
 
     Raises:
-        RequestError: It says another value.
+        RequestError: It has another value.
     """
     for key, values in built.items():
         if config.get(key, values[0]) not in values:

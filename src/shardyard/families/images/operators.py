@@ -33,7 +33,7 @@ class Operator:
     input_elements: int
     output_elements: int
     saved_elements: int = 0
-    """Of its output, what a later backward needs."""
+    """Elements of its output that a later backward needs."""
     saved_indices: int = 0
     """64-bit positions that max pooling keeps."""
     matrix: tuple[int, int, int] | None = None
@@ -56,7 +56,7 @@ class Tower:
 
     @property
     def elements(self) -> int:
-        """Of what the next operator reads."""
+        """Return the number of elements that the next operator reads."""
         return self.channels * self.size**2
 
     @contextmanager

@@ -114,7 +114,7 @@ def _branch(config: Mapping[str, Any], width: int, stride: int) -> tuple[Conv, .
 
 
 def _residual_block(tower: Tower, convs: tuple[Conv, ...]) -> None:
-    """Convolutions beside a shortcut, which is projected where shapes differ."""
+    """Add convolutions next to a shortcut, which is projected where shapes differ."""
     size, channels = tower.size, tower.channels
     stride = max(conv[2] for conv in convs)
     width = convs[-1][0]

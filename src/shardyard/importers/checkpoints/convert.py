@@ -22,18 +22,18 @@ from shardyard.io.files import read_json
 from shardyard.units import format_bytes, format_count
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt")
-"""How files of torch.save are called."""
+"""Suffixes of files written by torch.save."""
 
 _NOT_OF_WEIGHTS = ("hidden_dropout", "max_position_embeddings")
 """Fields of a shape that change no output of the weights."""
 
 _BELOW = ("pytorch_model_fsdp_0", "pytorch_model_fsdp.bin", "pytorch_model.bin")
-"""What Trainer and accelerate write into a folder of theirs."""
+"""Names that Trainer and accelerate write into a folder of theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What will be written; making it writes nothing."""
+    """The folder to write; it is not written yet."""
 
     checkpoint: SourceCheckpoint
     model: ModelWeights
@@ -46,7 +46,7 @@ class Import:
 
     @property
     def bytes(self) -> int:
-        """Of all weights, as they will be written."""
+        """Return the size of all weights, as they will be written."""
         tensors = self.model.tensors.values()
         return sum(each.elements * ITEM_BYTES[self.dtype or each.dtype] for each in tensors)
 
@@ -58,13 +58,13 @@ class Import:
 
     @property
     def size_summary(self) -> str:
-        """Of the weights, in words."""
+        """Return the size of the weights, in words."""
         kinds = ", ".join(self.to_json()["dtypes"])
         return f"{format_count(self.parameters)} parameters, {format_bytes(self.bytes)} in {kinds}"
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What the checkpoint holds and the folder will not."""
+        """Return the contents of the checkpoint that the folder will not have."""
         left = {word: count for word, count in self.model.unused.items() if word not in STEPS}
         found = [f"{word} ({count} tensors)" for word, count in left.items()]
         found += [word for word in self.checkpoint.other_state if word not in left]
@@ -72,7 +72,7 @@ class Import:
 
     @property
     def missing_state(self) -> tuple[str, ...]:
-        """What a training that goes on would need, in sentences."""
+        """Return what the folder lacks to continue the training, in sentences."""
         names = [*self.model.unused, *self.checkpoint.other_state]
         has_optimizer = any(name.startswith("optim") for name in names)
         lines = [f"not taken: {', '.join(self.skipped)}"] if self.skipped else []
@@ -111,13 +111,13 @@ def plan_import(
     dtype: str | None = None,
     without: tuple[str, ...] = (),
 ) -> Import:
-    """Read what a checkpoint holds, and hold it to the model; no weights are read.
+    """Read the content of a checkpoint, and compare it with the model; no weights are read.
 
     Args:
         like: A Hugging Face folder of the same model.
-        prefix: What stands before the model's names; None: it is found.
+        prefix: Prefix of the model's names; None: it is found.
         dtype: float32, bfloat16 or float16; None: as they were saved.
-        without: Arguments of a Megatron checkpoint that are not looked at.
+        without: Arguments of a Megatron checkpoint to ignore.
 
     Raises:
         CheckpointError: It is damaged, or not of that model.
@@ -136,7 +136,7 @@ def plan_import(
 
 
 def _check_same_model(path: Path, like: ReferenceModel) -> None:
-    """Raise where a config.json beside the checkpoint (Trainer writes one) is of another model."""
+    """Raise if a config.json next to the checkpoint (Trainer writes one) is of another model."""
     try:
         config = read_json(path / CONFIG)
     except (OSError, ValueError):
@@ -212,10 +212,10 @@ def run_import(planned: Import, to: Path, on_progress: Callable[[int], None]) ->
     """Write the folder.
 
     Returns:
-        What stands in its ``imported.json``.
+        Content of its ``imported.json``.
 
     Raises:
-        RequestError: Something is there already.
+        RequestError: The folder exists already.
         CheckpointError: A file of the checkpoint is shorter than it said.
     """
     origin = planned.to_json()

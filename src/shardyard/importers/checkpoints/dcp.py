@@ -26,7 +26,7 @@ _TENSOR, _BYTES = "TensorStorageMetadata", "BytesStorageMetadata"
 
 
 def read(folder: Path) -> SourceCheckpoint:
-    """What the folder holds.
+    """Return the content of the folder.
 
     Raises:
         CheckpointError: It is damaged, or in a form that is not known.

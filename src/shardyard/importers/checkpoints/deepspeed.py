@@ -21,7 +21,7 @@ LATEST = "latest"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _FLAT = ("fp32_flat_groups", "single_partition_of_fp32_groups")
-"""Where the optimizer's files have the master weights: ZeRO 3; ZeRO 1 and 2."""
+"""Keys of the master weights in the optimizer's files: ZeRO 3; ZeRO 1 and 2."""
 
 _Group = Mapping[str, Any]
 """Name of each parameter of a group -> its shape."""
@@ -42,10 +42,10 @@ def find(folder: Path) -> Path | None:
 
 
 def read(folder: Path) -> SourceCheckpoint:
-    """What the folder of one step holds.
+    """Return the content of the folder of one step.
 
     Raises:
-        CheckpointError: It is damaged, incomplete, or of a kind that is not read.
+        CheckpointError: It is damaged, incomplete, or of a kind that is not supported.
         OSError: A file cannot be read.
     """
     models, optimizers = _files(folder, _MODEL), _files(folder, _OPTIMIZER)
@@ -137,7 +137,7 @@ class _Masters:
     stage: int
     folder: Path
     flat: Sequence[Sequence[TensorView]]
-    """Of each rank, its flat tensors, one a group."""
+    """Flat tensors of each rank, one per group."""
 
 
 def _read_masters(folder: Path, files: Sequence[Path]) -> _Masters | None:
@@ -245,7 +245,7 @@ def _sizes(name: object, shape: Any) -> Shape:
 def _frozen(
     folder: Path, models: Sequence[Path], first: Mapping[str, Any]
 ) -> dict[str, TensorView]:
-    """What ZeRO 3 keeps beside master weights: buffers, and shares of what is not trained."""
+    """Return ZeRO 3's tensors next to master weights: buffers, and shares of frozen parameters."""
     names = [str(name) for name in first.get("buffer_names") or ()]
     found = {
         name: first["module"][name]

@@ -18,13 +18,13 @@ MAX_SHARD_BYTES = 5 * 10**9
 """Size of one weights file, unless a single tensor is larger; as ``export`` writes them."""
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""As config.json says it -> as safetensors does."""
+"""Dtype in config.json -> dtype in safetensors."""
 
 _NOT_COPIED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 """A kernel says so of file systems between which it does not copy."""
 
 ORIGIN = "imported.json"
-"""Where the weights came from, and what of the checkpoint is not in the folder."""
+"""File with the origin of the weights, and what of the checkpoint is not in the folder."""
 
 
 def split_into_shards(
@@ -59,18 +59,18 @@ def write_folder(
     on_progress: Callable[[int], None],
     most_bytes: int = MAX_SHARD_BYTES,
 ) -> list[str]:
-    """Write it beside where it shall be, and rename it when it is whole.
+    """Write the folder next to its target, and rename it when it is complete.
 
     Args:
-        dtype: Of all weights, as safetensors calls it; None: each as it was.
-        on_progress: Is given how many bytes were written since it was last called.
+        dtype: Dtype of all weights, as safetensors names it; None: each as it was.
+        on_progress: Called with the bytes written since its last call.
 
     Returns:
         Names of the files of weights.
 
     Raises:
-        RequestError: Something is there already.
-        StorageError: The file system refused.
+        RequestError: The folder exists already.
+        StorageError: The file system reported an error.
     """
     if to.exists():
         raise RequestError(f"{to} exists already. Name another folder with --to, or remove it.")

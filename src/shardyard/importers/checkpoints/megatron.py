@@ -1,10 +1,10 @@
-"""Megatron's folders of one file a rank, put together by the layout that its documents describe.
+"""Joins Megatron's folders of one file a rank, by the layout that its documents describe.
 
-Source: Megatron-LM's ``docs`` on checkpoints and the conversion tools beside them
-(tools/checkpoint, core 0.8 to 0.14). No checkpoint that Megatron wrote has been read here: what is
-tested was cut by this description.
+Source: Megatron-LM's ``docs`` on checkpoints and the conversion tools next to them
+(tools/checkpoint, core 0.8 to 0.14). No checkpoint that Megatron wrote has been read here: the
+tested ones were cut by this description.
 
-| matrix | split by tensor parallelism | beside |
+| matrix | split by tensor parallelism | note |
 |---|---|---|
 | query_key_value | by groups of heads | in each group its queries, then its key, then its value |
 | dense_h_to_4h, linear_fc1 | by rows | of each rank its gate, then what is gated |
@@ -67,11 +67,13 @@ _WRITTEN = {
 """Modules of a block under which tensors come out."""
 
 _OLDEST_VERSION = 2.0
-"""Of ``checkpoint_version``; before it rows of query_key_value had another order. Source:
-``fix_query_key_value_ordering`` in megatron/training/checkpointing.py."""
+"""Oldest known ``checkpoint_version``; before it, query_key_value's rows had another order.
+
+Source: ``fix_query_key_value_ordering`` in megatron/training/checkpointing.py.
+"""
 
 Parts = Mapping[str, Sequence[TensorView]]
-"""What a matrix is in the words above -> its part on each rank of tensor parallelism."""
+"""Role of a matrix, in the words above -> its part on each rank of tensor parallelism."""
 
 
 def find(folder: Path) -> Path | None:
@@ -85,10 +87,10 @@ def find(folder: Path) -> Path | None:
 
 
 def read(folder: Path, like: ReferenceModel, *, without: tuple[str, ...] = ()) -> SourceCheckpoint:
-    """What the folder holds, under Hugging Face's names.
+    """Return the content of the folder, under Hugging Face's names.
 
     Args:
-        without: Arguments of the checkpoint, or patterns of their names, that are not looked at.
+        without: Arguments of the checkpoint, or patterns of their names, to ignore.
 
     Raises:
         CheckpointError: It is damaged, incomplete, or its arguments say that its weights mean

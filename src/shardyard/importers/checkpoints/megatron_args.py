@@ -24,10 +24,10 @@ _Rule = Callable[[Any, Args, ModelShape], bool]
 def differences(
     args: Args, shape: ModelShape, *, without: tuple[str, ...] = ()
 ) -> tuple[list[str], list[str]]:
-    """Which arguments the model contradicts, and which are not known, each as ``name=value``.
+    """Return the arguments that the model contradicts and the unknown ones, as ``name=value``.
 
     Args:
-        without: Names, or patterns of names, that are not looked at.
+        without: Names, or patterns of names, to ignore.
     """
     left = {
         name: value
@@ -55,7 +55,7 @@ def _agrees(name: str, value: Any, args: Args, shape: ModelShape) -> bool:
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a value switches nothing on."""
+    """Return whether a value is empty, zero or false."""
     is_plain = isinstance(value, bool | int | float | str | list | dict | tuple)
     return value is None or (is_plain and not value)
 
@@ -288,7 +288,7 @@ _HARMLESS_BEGINNINGS = (
     "mamba_", "moe_", "mscale", "mtp_", "original_max_position_", "retriever_", "retro_",
     "swin_", "vision_", "yarn_",
 )  # fmt: skip
-"""What names of arguments begin with that change no weight's meaning."""
+"""First parts of names of arguments that change no weight's meaning."""
 
 _HARMLESS_NAMES = """
     accumulate_allreduce_grads_in_fp32 add_position_embedding align_grad_reduce

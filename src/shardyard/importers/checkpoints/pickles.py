@@ -1,8 +1,9 @@
-"""Files of ``torch.save``, read without torch and without running what is in them.
+"""Reads files of ``torch.save`` without torch and without running their code.
 
-A pickle names functions and classes that its reader shall call. Here a name becomes one of our own
-inert things or is refused: tensors, numbers, strings, lists and dicts come out, and records of
-classes that are known to stand in checkpoints, which hold what was in them and do nothing.
+A pickle names functions and classes that its reader shall call. Here a name becomes one of
+our own inert things or is rejected. The result has tensors, numbers, strings, lists and
+dicts. It also has records of known classes in checkpoints, which hold their content and do
+nothing.
 
 Source: ``torch/serialization.py`` and ``torch/_utils.py`` of torch 2.13: a zip file without
 compression, ``data.pkl`` and one entry a storage.
@@ -23,7 +24,7 @@ from shardyard.importers.checkpoints.tensors import TensorChunk, TensorView
 from shardyard.io.digests import ITEM_BYTES
 
 MAX_PICKLE_BYTES = 2**30
-"""Of what describes tensors; the largest that is known has a tenth of it."""
+"""Limit on a pickle that describes tensors; the largest known has a tenth of it."""
 
 _STORAGES = {
     "BoolStorage": "BOOL", "ByteStorage": "U8", "CharStorage": "I8", "ShortStorage": "I16",
@@ -37,7 +38,7 @@ _DTYPES = {
 }  # fmt: skip
 
 _INERT_MODULES = ("deepspeed.", "megatron.", "torch.distributed.checkpoint.")
-"""Their classes stand in checkpoints beside tensors; none of them is imported or called."""
+"""Modules whose classes occur in checkpoints; none of them is imported or called."""
 _INERT = {
     ("torch", "Tensor"), ("torch", "device"), ("torch.nn.parameter", "Parameter"),
     ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("argparse", "Namespace"),
@@ -51,7 +52,7 @@ _LOCAL = "torch.distributed._shard"
 
 
 class PickledObject:
-    """What stands for an object of a class that is not imported: what it was made of."""
+    """Stand-in for an object of a class that is not imported: its arguments and state."""
 
     name: ClassVar[str] = ""
     args: tuple[Any, ...]
@@ -63,7 +64,7 @@ class PickledObject:
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """What it is given was kept already."""
+        """Ignore the arguments, which ``__new__`` has kept already."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -77,7 +78,7 @@ class _Dict(dict[Any, Any]):
     """A dict whose attributes, such as versions of modules, are let go of."""
 
     def __setstate__(self, state: Any) -> None:
-        """Nothing of it is kept."""
+        """Drop the state."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class _Storage:
 
 
 class _Function:
-    """One of ours that a pickle may call; nothing can be put into it."""
+    """One of our functions that a pickle may call; its state cannot be set."""
 
     __slots__ = ("call",)
 
@@ -103,10 +104,13 @@ class _Function:
 
 
 def load(path: Path, *, first_byte: int = 0, length: int | None = None) -> Any:
-    """What a file of ``torch.save``, or a stretch of one, holds; no tensor's bytes are read.
+    """Return the content of a file of ``torch.save``, or of a stretch of one.
+
+    No tensor's bytes are read.
 
     Raises:
-        CheckpointError: It is no such file, is damaged, or asks for what is not in a checkpoint.
+        CheckpointError: It is no such file, is damaged, or asks for something that is not in a
+            checkpoint.
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
@@ -123,10 +127,10 @@ def load(path: Path, *, first_byte: int = 0, length: int | None = None) -> Any:
 
 
 def loads(data: bytes, what: str) -> Any:
-    """What a pickle without tensors holds.
+    """Return the content of a pickle without tensors.
 
     Raises:
-        CheckpointError: It is damaged, or asks for what is not in a checkpoint.
+        CheckpointError: It is damaged, or asks for something that is not in a checkpoint.
     """
     return _unpickled(data, what, lambda *_: _reject_storage(what))
 
@@ -341,7 +345,7 @@ class _Reader(pickle.Unpickler):
         return list(items)
 
     def _count_copied(self, *args: Any) -> None:
-        """What is copied again and again takes memory that the file has no bytes for."""
+        """Count copied values, as repeated copies take memory that the file has no bytes for."""
         self._most_copied -= sum(len(arg) for arg in args)
         if self._most_copied < 0:
             raise _RejectedError(_DAMAGED.format("it copies the same values over and over"))
@@ -372,7 +376,7 @@ def bind_method(reader: _Reader, method: Callable[..., Any]) -> Callable[..., An
 
 
 _MOST_DIMENSIONS = 64
-"""Of a tensor in torch."""
+"""Most dimensions of a tensor in torch."""
 
 
 def _sizes(values: Any) -> tuple[int, ...]:
@@ -429,7 +433,7 @@ class _FileWindow(io.RawIOBase):
         return data
 
     def data_begin(self, info: zipfile.ZipInfo) -> int:
-        """Where an entry's bytes begin, in the whole file: behind its own header."""
+        """Return the offset of an entry's bytes in the whole file: behind its own header."""
         self.seek(info.header_offset)
         local = self.read(30)
         name, extra = int.from_bytes(local[26:28], "little"), int.from_bytes(local[28:30], "little")

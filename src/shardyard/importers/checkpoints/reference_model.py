@@ -25,12 +25,12 @@ CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.s
 _TAKEN = (".json", ".jinja", ".txt", ".model", ".md", ".tiktoken")
 _OF_WEIGHTS = (INDEX, "complete.json", "adapter_config.json", "quantize_config.json")
 _MAX_HEADER_BYTES = 10**8
-"""Of the format's own reader; a longer one is damage."""
+"""Limit on the header in the format's own reader; a longer one is damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceModel:
-    """What is known of a model before its weights are read."""
+    """Facts about a model that are known before its weights are read."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -141,11 +141,14 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
 # Which tensors of a checkpoint are the model, under the names of Hugging Face's files.
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module")
-"""Steps of names that wrappers add. Source: FSDP1, activation checkpointing and torch.compile of
-torch 2.13; DDP's and DeepSpeed's ``module`` stands before all others and is a prefix."""
+"""Steps of names that wrappers add.
+
+Source: FSDP1, activation checkpointing and torch.compile of torch 2.13. DDP's and DeepSpeed's
+``module`` comes before all others and is a prefix.
+"""
 
 _BUFFERS = (".inv_freq", ".position_ids", ".masked_bias", ".attn.bias", ".attention.bias")
-"""What models make anew, and older checkpoints hold."""
+"""Ends of names of buffers that models recreate, and older checkpoints hold."""
 
 _SHOWN = 5
 
@@ -156,16 +159,16 @@ class ModelWeights:
 
     tensors: Mapping[str, TensorView]
     unused: Mapping[str, int]
-    """What else the checkpoint holds, by the first step of its names -> tensors."""
+    """Other contents of the checkpoint: first step of their names -> number of tensors."""
 
 
 def find_model(
     checkpoint: SourceCheckpoint, like: ReferenceModel, *, prefix: str | None = None
 ) -> ModelWeights:
-    """Pick the model's tensors, and hold them to what the folder says of it.
+    """Select the model's tensors, and compare them with the folder's description of it.
 
     Args:
-        prefix: What stands before the model's names; None: it is found.
+        prefix: Prefix of the model's names; None: it is found.
 
     Raises:
         CheckpointError: Tensors are missing, too many, of other shapes, or damaged.
@@ -233,7 +236,7 @@ def _names(named: Mapping[str, TensorView]) -> str:
 
 
 def _firsts(like: ReferenceModel) -> set[str]:
-    """What names of the model begin with."""
+    """Return the first steps of the model's names."""
     firsts = top_level_names(like.tensor_shapes or ())
     if like.shape is not None:
         family = family_of(like.shape.model_type)

@@ -13,8 +13,7 @@ from shardyard.errors import CheckpointError
 from shardyard.io.digests import ITEM_BYTES
 
 BLOCK_BYTES = 2**23
-"""Of a tensor that are in memory at once, where its bytes lie in the order in which they are
-written."""
+"""Bytes of a tensor in memory at once, if they are stored in the order they are written."""
 
 NUMPY = {
     "BOOL": "|b1",
@@ -33,7 +32,7 @@ NUMPY = {
 """Dtype -> what numpy calls it."""
 
 FLOATS = ("F64", "F32", "BF16", "F16")
-"""Of which each can become each."""
+"""Dtypes that can be converted to each other."""
 
 Shape = tuple[int, ...]
 
@@ -46,7 +45,7 @@ class TensorChunk:
     first_byte: int
     shape: Shape
     at: Shape
-    """Where it begins in its tensor, one index a dimension."""
+    """Start in its tensor, one index per dimension."""
     stride: Shape | None = None
     """In elements; None: row by row."""
 
@@ -60,11 +59,11 @@ class TensorView:
     """A tensor."""
 
     dtype: str
-    """As safetensors calls it."""
+    """Dtype, as safetensors names it."""
     shape: Shape
     pieces: tuple[TensorChunk, ...]
     is_flat: bool = False
-    """Pieces lie in its elements, one behind the other, whatever its shape."""
+    """Whether pieces hold its elements one behind the other, for any shape."""
 
     @property
     def elements(self) -> int:
@@ -95,7 +94,7 @@ class TensorView:
 
 
 def concatenate(parts: Sequence[TensorView], dim: int = 0) -> TensorView:
-    """One tensor of several, of one piece each, beside each other in a dimension.
+    """Return one tensor of several, of one piece each, joined along a dimension.
 
     Raises:
         CheckpointError: They do not fit together.
@@ -160,10 +159,10 @@ def is_contiguous(tensor: TensorView) -> bool:
 
 
 def copy(tensor: TensorView, into: int) -> Iterator[int]:
-    """Write its bytes as they are, which then never leave the kernel; how many, again and again.
+    """Write its bytes unchanged, within the kernel; yields how many, again and again.
 
     Args:
-        into: An open file, where it stands.
+        into: An open file, at its position.
 
     Raises:
         OSError: A file cannot be read, or the kernel does not copy between these two.
@@ -268,12 +267,12 @@ def converted(block: Any, source: str, target: str) -> Any:
 # What is found in a checkpoint, whatever wrote it.
 
 STEPS = ("step", "global_step", "global_steps", "iteration")
-"""How the number of the last step is called."""
+"""Names for the number of the last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCheckpoint:
-    """Tensors by name, and what is there beside them."""
+    """Tensors by name, and the other contents of a checkpoint."""
 
     format: str
     """In words."""
@@ -282,10 +281,9 @@ class SourceCheckpoint:
     step: int | None
     """After which it was saved; None: it does not say."""
     other_state: tuple[str, ...] = ()
-    """What is there and is no weight, such as an optimizer's state, as far as it is not among the
-    tensors."""
+    """Other contents that are no weights, such as an optimizer's state, unless in the tensors."""
     notes: tuple[str, ...] = field(default=())
-    """What whoever imports it should know."""
+    """Remarks for the user who imports it."""
 
 
 def step_in(values: Mapping[str, object]) -> int | None:
@@ -302,5 +300,5 @@ def step_in(values: Mapping[str, object]) -> int | None:
 
 
 def top_level_names(names: Iterable[str]) -> set[str]:
-    """What dotted names begin with."""
+    """Return the first steps of dotted names."""
     return {name.partition(".")[0] for name in names}

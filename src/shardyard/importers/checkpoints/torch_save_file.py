@@ -16,7 +16,7 @@ from shardyard.importers.checkpoints.tensors import (
 
 
 def read(path: Path) -> SourceCheckpoint:
-    """What the file holds.
+    """Return the content of the file.
 
     Raises:
         CheckpointError: It holds no tensors by name, or is none.
@@ -42,7 +42,7 @@ def read(path: Path) -> SourceCheckpoint:
 
 
 def leaves_of(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name -> value of whatever is no dict or list."""
+    """Yield dotted name -> value, of each value that is no dict or list."""
     if isinstance(content, dict):
         for key, value in content.items():
             yield from leaves_of(value, f"{path}.{key}" if path else str(key))

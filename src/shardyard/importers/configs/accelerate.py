@@ -126,7 +126,7 @@ _MEGATRON: Rows = {
 
 
 def _only(kind: str, rows: Rows) -> Rows:
-    """Rows of a part that accelerate reads with one distributed_type alone."""
+    """Return the rows of a part that accelerate reads only with one distributed_type."""
 
     def guarded(rule: Rule) -> Rule:
         def guard(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
@@ -242,7 +242,7 @@ ROWS = {**ROWS, "dynamo_config.dynamo_backend": _dynamo, "dynamo_backend": _dyna
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What accelerate does where a file says nothing."""
+    """Return accelerate's behaviour where a file has no value."""
     values: dict[str, Any] = {}
     if config.get("num_machines") is None:
         values["cluster.nodes"] = 1

@@ -20,7 +20,7 @@ _ONE_OF = (
     {"parallel.zero", "parallel.dp_shard", "parallel.dp_replicate", "parallel.strategy"},
     {"precision.compute", "bf16", "fp16"},
 )
-"""Of each, what a source does where it says nothing counts only where nothing of it is said."""
+"""Groups of settings: a source's default counts only if no setting of its group is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +42,26 @@ class SettingClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Implied:
-    """What one file's source does where the file says nothing."""
+    """Defaults of one file's source."""
 
     origin: str
     values: Mapping[str, Any]
     fills_auto: bool = False
     """Whether it is the Trainer, whose arguments fill in ``auto``."""
     decides: Mapping[str, Any] = field(default_factory=dict)
-    """What it does whatever the Trainer's arguments say."""
+    """Values that it sets regardless of the Trainer's arguments."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Setting -> what is to be known of its value, as that versions differ."""
 
     def describe_origin(self, name: str, words: str) -> str:
-        """Where a value comes from, and its note."""
+        """Return the origin of a value, and its note."""
         note = self.notes.get(name)
         return f"{self.origin}: {words}" + (f" ({note})" if note else "")
 
 
 @dataclass
 class CombinedConfig:
-    """What all files say together."""
+    """Combined settings of all files."""
 
     overrides: Mapping[str, Any]
     """Settings of the command line, by their dotted names."""

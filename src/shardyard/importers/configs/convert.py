@@ -32,7 +32,7 @@ from shardyard.io.yaml import read_yaml, write_yaml
 
 GIVEN = "given on the command line"
 _WIDTH = 40
-"""Where comments begin, unless a line is longer."""
+"""Column at which comments begin, unless a line is longer."""
 
 _KEYED = (
     "launch.env",
@@ -107,7 +107,7 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any, *, is_inside: bool = False) -> str:
-    """As YAML writes it, on one line; a text with a sign of a list is quoted."""
+    """Return the value as YAML on one line; a text with a sign of a list is quoted."""
     if isinstance(value, str) and (
         any(sign in value for sign in ",[]{}\n") or (is_inside and not value)
     ):
@@ -118,7 +118,7 @@ def _scalar(value: Any, *, is_inside: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What became of some files."""
+    """Result of importing some files."""
 
     files: tuple[str, ...]
     text: str
@@ -158,14 +158,14 @@ _HINT = (
 def import_files(
     paths: Sequence[Path], words: Sequence[str] = (), without: Sequence[str] = ()
 ) -> Imported:
-    """The recipe of a job that is configured by some files.
+    """Return the recipe of a job that is configured by some files.
 
     Args:
         words: ``section.key=value``, which win over the files.
-        without: Keys that are left out though they are refused; ``*`` stands for anything.
+        without: Rejected keys to leave out; ``*`` matches any text.
 
     Raises:
-        RequestError: A file cannot be read, or is nothing that is known; a word is none.
+        RequestError: A file cannot be read, or is of no known kind; a word is none.
     """
     whole = _find_rendered_recipe(paths)
     if whole is not None:
@@ -301,7 +301,7 @@ def _implied_of_commands(file: ConfigFile, source: Source | None) -> list[Implie
 
 
 def _ignore_extra_starts(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """A script that starts nothing is no problem where another one does."""
+    """Clear the problem of a script that starts no process if another one does."""
     has_start = any(each.entry.path == "start.program" for each in outcomes)
     started = none("another file starts the processes")
     return [
@@ -313,7 +313,7 @@ def _ignore_extra_starts(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def _reject_missing_files(
     outcomes: Sequence[Outcome], file: ConfigFile, source: Source, file_names: Collection[str]
 ) -> list[Outcome]:
-    """The outcomes, of which those that name a file that nobody gave are refusals."""
+    """Return the outcomes; those that name a file that is not given become rejections."""
     named = source.files(_read_config(file))
     missing = {path: name for path, name in named.items() if Path(name).name not in file_names}
     return [
@@ -412,7 +412,7 @@ def _to_problem(outcome: Outcome) -> Problem:
 
 
 def _missing_settings(settings: set[str]) -> list[Problem]:
-    """Model and data are in the script, which nobody reads."""
+    """Return problems for model and data, which are in the script that is not read."""
     found = []
     if not settings & {"model.preset", "model.path", "model.hub", "model.module"}:
         text = (

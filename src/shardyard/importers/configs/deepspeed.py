@@ -48,11 +48,11 @@ _SCALER = (
 
 
 DEFAULT_CLIP = 1.0
-"""Of DeepSpeed 0.19.3 on, where ``gradient_clipping`` is not there (its pull request 8068)."""
+"""DeepSpeed's default since 0.19.3 (pull request 8068) without ``gradient_clipping``."""
 NOTES = {
     "optim.grad_clip": "from 0.19.3 on; older DeepSpeed clips nothing then: optim.grad_clip=null"
 }
-"""What is to be known of a value that no key says."""
+"""Setting -> note on its default value."""
 
 _ALONG = "the optimizer's states wait there too"
 
@@ -380,15 +380,17 @@ ROWS: Rows = {
 
 
 def decides(config: SourceConfig) -> dict[str, Any]:
-    """What its engine does though the Trainer's arguments say otherwise: gradients are clipped by
-    it alone, and the Trainer fills in no key that is not there."""
+    """Return the values its engine sets against the Trainer's arguments.
+
+    Only the engine clips gradients, and the Trainer fills in no missing key.
+    """
     keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
     is_told = any(config.get(key) is not None for key in keys)
     return {} if is_told else {"optim.grad_clip": DEFAULT_CLIP}
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What DeepSpeed does where a file says nothing, and what would be otherwise here."""
+    """Return DeepSpeed's defaults for what a file leaves open; Shardyard's may differ."""
     values: dict[str, Any] = {"optim.grad_clip": DEFAULT_CLIP}
     if config.get("optimizer.type") is not None:
         values |= {"optim.weight_decay": 0.0}

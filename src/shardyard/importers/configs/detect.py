@@ -28,9 +28,9 @@ class Source:
     is_it: Callable[[ConfigFile], bool]
     rows: Rows
     implied: Callable[[SourceConfig], Mapping[str, Any]] = lambda _: {}
-    """What it does where a file says nothing, and what would be otherwise here."""
+    """Defaults of the source for what a file leaves open; Shardyard's may differ."""
     decides: Callable[[SourceConfig], Mapping[str, Any]] = lambda _: {}
-    """What it does whatever the Trainer's arguments say."""
+    """Values that it sets regardless of the Trainer's arguments."""
     notes: Callable[[SourceConfig], Mapping[str, str]] = lambda _: {}
     """Setting -> what is to be known of a value that no key says."""
     files: Callable[[SourceConfig], Mapping[str, str]] = lambda _: {}
@@ -155,7 +155,7 @@ SOURCES = (
 
 
 def _parts(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Where the parameters of SMP may stand."""
+    """Return the mappings in which the parameters of SMP may be."""
     parts: list[Mapping[str, Any]] = [content]
     for path in (
         ("parameters",),
@@ -171,5 +171,5 @@ def _parts(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def source_of(file: ConfigFile) -> Source | None:
-    """What a file is; None: nothing that is known."""
+    """Return the source of a file; None: it is of no known source."""
     return next((source for source in SOURCES if source.is_it(file)), None)

@@ -57,7 +57,7 @@ def _strategy(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
 
 
 def _reshard(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
-    """Version 1 reads fsdp_sharding_strategy where that stands there too."""
+    """Return the verdict; version 1 reads fsdp_sharding_strategy if that is there too."""
     old = any(config.get(name) is not None for name in _OLD)
     if old and str(entry.value).lower() in ("true", "false") and not _is_second(config):
         return none("read by version 2; the strategy of version 1 says it")

@@ -343,7 +343,7 @@ TRAINJOB: Rows = {
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What the operators do where a file says nothing."""
+    """Return the operators' defaults where a file has no value."""
     if config.get("kind") == "TrainJob":
         return {} if config.get("spec.trainer.numNodes") else {"cluster.nodes": 1}
     return {}

@@ -1,7 +1,7 @@
-"""Arguments of ``finetuning.py`` of llama-recipes: what they become.
+"""Conversion of the arguments of ``finetuning.py`` of llama-recipes.
 
-Source: ``train_config`` and ``fsdp_config`` of meta-llama/llama-recipes, whose fields are arguments
-of the same name; a flag alone is true.
+Source: ``train_config`` and ``fsdp_config`` of meta-llama/llama-recipes, whose fields are
+arguments of the same name; a flag without a value is true.
 """
 
 from typing import Any
@@ -128,7 +128,7 @@ ROWS: Rows = {
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What the script does where its arguments say nothing, and what would be otherwise here."""
+    """Return the script's defaults for what its arguments leave open; Shardyard's may differ."""
     values: dict[str, Any] = {
         "optim.micro_batch": 4,
         "accumulation_steps": 1,

@@ -1,7 +1,8 @@
-"""What becomes of one key of a source: the four outcomes, and the rules that decide between them.
+"""Rules for the keys of a source: the four outcomes, and how a rule decides between them.
 
-A source is a table, pattern -> rule. ``apply_rules`` gives every value of a parsed file exactly one
-outcome; a key without a rule is refused, so that nothing of a source is dropped in silence.
+A source is a table, pattern -> rule. ``apply_rules`` gives every value of a parsed file exactly
+one outcome. A key without a rule is rejected, so that no part of a source is dropped
+silently.
 """
 
 import re
@@ -23,7 +24,7 @@ QUANTITIES = {
     "offload_params": "whether parameters wait in host memory",
     "offload_optimizer": "whether the optimizer's states wait in host memory",
 }
-"""What sources say and no setting does by itself; ``job.py`` makes settings of them."""
+"""Quantities in sources that no single setting states; ``job.py`` makes settings of them."""
 
 
 class OutcomeKind(Enum):
@@ -37,16 +38,19 @@ class OutcomeKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """What a rule says of one value."""
+    """Verdict of a rule on one value."""
 
     kind: OutcomeKind
     words: str = ""
     """Why there is no counterpart; what is wrong and what to do now."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted setting, or one of ``QUANTITIES`` -> value. Of what is refused: the settings that
-    settle it when they are given on the command line, each with None."""
+    """Dotted setting, or one of ``QUANTITIES`` -> value.
+
+    Of a rejected value: the settings that settle it when they are given on the command line,
+    each with None.
+    """
     is_open: bool = False
-    """Of what is refused: the arguments of the Trainer settle it too."""
+    """Whether the Trainer's arguments settle a rejected value too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one value of a source."""
+    """Outcome for one value of a source."""
 
     file: str
     entry: ConfigEntry
@@ -72,7 +76,7 @@ class Outcome:
 
     @property
     def location(self) -> str:
-        """Where the value stands: file, key and line."""
+        """Return the place of the value: file, key and line."""
         line = "" if self.entry.line is None else f", line {self.entry.line}"
         return f"{self.file}: {self.entry.path}{line}"
 
@@ -130,17 +134,17 @@ _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)\"?[=:]\s*\S|\blogin\s+\S")
 
 Rule: TypeAlias = Callable[[ConfigEntry, SourceConfig], RuleResult]
 Rows: TypeAlias = Mapping[str, Rule]
-"""Pattern of a path -> rule; ``*`` stands for anything, exact paths win, then the first pattern."""
+"""Pattern of a path -> rule; ``*`` is any text. Exact paths win, then the first pattern."""
 
 ON = (True, "true", "True", "yes", "1", 1)
 OFF = (False, "false", "False", "no", "0", 0, None, "null", "None", "")
 
 
 def mapped(values: Mapping[str, Any], words: str = "") -> RuleResult:
-    """The value is said by settings or quantities.
+    """Return the verdict that settings or quantities state the value.
 
     Args:
-        words: What is not quite the same, for the comment of the line.
+        words: Small differences, for the comment of the line.
     """
     return RuleResult(kind=OutcomeKind.MAPPED, settings=values, words=words)
 
@@ -151,7 +155,7 @@ def same(words: str = "", **says: Any) -> RuleResult:
 
 
 def none(words: str) -> RuleResult:
-    """Nothing here stands for it."""
+    """Return the verdict that the value has no counterpart."""
     return RuleResult(kind=OutcomeKind.NONE, words=words)
 
 
@@ -198,7 +202,7 @@ def auto(rule: Rule, *names: str) -> Rule:
 
 
 def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
-    """The value of settings or quantities; what cannot be converted is refused."""
+    """Return the rule that sets settings or quantities; values it cannot convert are rejected."""
 
     def rule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
         value = entry.value
@@ -245,12 +249,12 @@ def _unknown_variable(value: str, names: Sequence[str]) -> RuleResult:
 
 
 def nowhere(words: str) -> Rule:
-    """Whatever it says, nothing here stands for it."""
+    """Return the rule that no value has a counterpart."""
     return lambda _entry, _config: none(words)
 
 
 def reject(words: str, *settings_: str) -> Rule:
-    """Whatever it says, it cannot be taken over."""
+    """Return the rule that rejects every value."""
     return lambda _entry, _config: rejected(words, *settings_)
 
 
@@ -300,7 +304,7 @@ def switch(on: RuleResult, off: RuleResult) -> Rule:
 
 
 def under(prefix: str, rows: Rows) -> dict[str, Rule]:
-    """Rows of a source that stands in another one."""
+    """Return the rows of a source that is inside another one."""
 
     def moved(rule: Rule) -> Rule:
         return lambda entry, config: rule(

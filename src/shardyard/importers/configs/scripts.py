@@ -88,7 +88,7 @@ def _nodes_of_step(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
 
 
 def _time_limit(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
-    """A wall limit: the run drains before it. It says nothing of a run that stands still."""
+    """Convert a wall limit: the run drains before it. It does not detect a hanging run."""
     minutes = _minutes(str(entry.value))
     if minutes is None:
         return rejected(
@@ -99,7 +99,7 @@ def _time_limit(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
 
 
 def _minutes(text: str) -> float | None:
-    """Of minutes, minutes:seconds, h:m:s, d-h, d-h:m, d-h:m:s; 0: no limit."""
+    """Return minutes, from minutes, minutes:seconds, h:m:s, d-h, d-h:m or d-h:m:s; 0: no limit."""
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return 0.0
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
@@ -118,7 +118,7 @@ def _minutes(text: str) -> float | None:
 
 
 def _time(minutes: float) -> str:
-    """As ``launch.time_limit`` is written; seconds are rounded up to a minute."""
+    """Return the minutes as in ``launch.time_limit``; seconds are rounded up to a minute."""
     whole = -int(-minutes // 1)
     for unit, length in (("d", 1440), ("h", 60)):
         if whole % length == 0:
@@ -127,7 +127,7 @@ def _time(minutes: float) -> str:
 
 
 def time_limit_of(seconds: float) -> str:
-    """As ``launch.time_limit`` is written."""
+    """Return the seconds as in ``launch.time_limit``."""
     return _time(seconds / 60)
 
 
@@ -498,7 +498,7 @@ ROWS: Rows = {
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What happens where a script says nothing."""
+    """Return the defaults where a script has no value."""
     values: dict[str, Any] = {}
     program = config.get("start.program")
     if program == "python" and not _has_tasks(config):

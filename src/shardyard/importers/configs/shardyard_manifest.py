@@ -1,7 +1,7 @@
-"""What a launch rendered: the recipe is in it, or named by it.
+"""Reads a manifest that a launch rendered: the recipe is in it, or named by it.
 
-Kubernetes: a ConfigMap of ours holds it. AWS Batch: a variable of the job definition. Slurm: the
-script names the file in the run's folder.
+Kubernetes: a ConfigMap of ours holds it. AWS Batch: a variable of the job definition.
+Slurm: the script names the file in the run's folder.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from shardyard.errors import RequestError
 
 _VARIABLE = "SHARDYARD_RECIPE"
-"""As ``launchers/aws_batch/requests.py`` calls it; a test holds the two together."""
+"""Same name as in ``launchers/aws_batch/requests.py``; a test holds the two together."""
 
 
 def recipe_in(content: Any) -> str | None:

@@ -1,8 +1,8 @@
-"""A script that starts a training, read: directives, variables, the one line that starts it.
+"""Reads a script that starts a training: directives, variables, the one line that starts it.
 
-Nothing is executed. A variable is replaced by what the script itself assigns to it, or by what
-Slurm sets where the script's directives say it; any other stays as it is written, and the rule of
-its key says whether that matters.
+No code is executed. A variable is replaced by what the script itself assigns to it, or by
+what Slurm sets where the script's directives say it. Any other stays as it is written, and
+the rule of its key says whether that matters.
 """
 
 import re
@@ -32,7 +32,7 @@ _FLAGS = {
     "no-container-mount-home", "container-mount-home", "container-remap-root", "preserve-env",
     "kill-on-bad-exit", "no-container-remap-root", "container-writable",
 }  # fmt: skip
-"""Options that may stand without a value."""
+"""Options that may have no value."""
 
 _STARTERS = r"(?:torchrun|accelerate|accelerate-launch|deepspeed)"
 _START = re.compile(
@@ -52,7 +52,7 @@ _MOST_SCRIPT_BYTES, _MOST_SCRIPT_LINES = 200_000, 5_000
 _MOST_NESTED = 100
 """Parentheses in parentheses."""
 _MOST_DIGITS = 300
-"""Of a number; what has more is no float."""
+"""Limit on the digits of a number; one with more is no float."""
 _MOST_TEXT = 20_000
 """Characters that a text may grow to by its variables."""
 
@@ -88,7 +88,7 @@ class Line:
 
 @dataclass
 class Script:
-    """What is in a script, as values by path."""
+    """Content of a script, as values by path."""
 
     entries: list[ConfigEntry] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def read_script(text: str) -> list[ConfigEntry]:
 
 
 def check_script_size(text: str) -> None:
-    """Refuse what is too long to be a script, before it is read.
+    """Reject a text that is too long to be a script, before it is read.
 
     Raises:
         RequestError: It has more bytes or lines than a script that starts a job.
@@ -227,7 +227,7 @@ def _commands(text: str) -> Iterator[Line]:
 
 
 def _heredoc_end(line: str, behind: list[str]) -> str:
-    """What ends the lines that a command is given to read: ``cat <<EOF``."""
+    """Return the word that ends a command's here-document: ``cat <<EOF``; empty: none."""
     found = re.search(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?", line)
     if found is None or line.lstrip().startswith("#"):
         return ""
@@ -277,7 +277,7 @@ def _is_python(script: Script, text: str) -> bool:
 
 
 def _is_prefix(text: str) -> bool:
-    """Whether assignments stand before a command on its line."""
+    """Return whether assignments precede a command on its line."""
     if re.match(r"(export|local|declare)\s", text):
         return False
     plain = re.sub(r"`[^`]*`", "X", text)
@@ -366,7 +366,7 @@ def _arithmetic(expression: re.Match[str]) -> str:
 
 
 _BEFORE = {"&&", ";", "exec", "time", "nohup", "sudo", "then", "do", "env", "-u", "{"}
-"""Words before a program that change nothing of what it does."""
+"""Words before a program that do not change what it does."""
 
 
 def _start(script: Script, words: list[str], number: int | None) -> None:
@@ -458,7 +458,7 @@ def _program(script: Script, program: str, words: list[str], number: int | None)
 
 
 def _target(script: Script, words: list[str], number: int | None) -> None:
-    """The script that is run and its arguments, up to where the shell goes on."""
+    """Add the script that is run and its arguments, up to the shell's next command."""
     if words[:1] == ["-m"]:
         words.pop(0)
     if words:

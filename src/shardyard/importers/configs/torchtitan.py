@@ -302,7 +302,7 @@ ROWS: Rows = {
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What torchtitan does where a file says nothing, and what would be otherwise here."""
+    """Return torchtitan's defaults for what a file leaves open; Shardyard's may differ."""
     values: dict[str, Any] = {
         "optim.lr": 8e-4,
         "optim.weight_decay": 0.1,

@@ -140,7 +140,7 @@ def _grad_clip(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
 
 
 def _of_deepspeed(config: SourceConfig) -> dict[str, Any]:
-    """What its engine decides where its settings are among the arguments."""
+    """Return the values DeepSpeed's engine sets if its settings are among the arguments."""
     return deepspeed.decides(config.under("deepspeed")) if config.below("deepspeed") else {}
 
 
@@ -337,11 +337,11 @@ ROWS: Rows = {
     "validation_file*": nowhere("data.eval_source names validation data"),
     "validation_split_percentage": nowhere("data.eval_fraction holds documents back"),
 }
-"""Arguments of the Trainer, and of the scripts beside it those whose meaning is settled."""
+"""Arguments of the Trainer, and those of its scripts whose meaning is settled."""
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
-    """What the Trainer does where its arguments say nothing, and what would be otherwise here."""
+    """Return the Trainer's defaults for what its arguments leave open; Shardyard's may differ."""
     values: dict[str, Any] = {
         "optim.micro_batch": 8,
         "accumulation_steps": 1,

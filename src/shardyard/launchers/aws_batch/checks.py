@@ -1,7 +1,8 @@
-"""Is AWS fit for a run? Credentials, queue, instances, roles, logs, quota, image, secrets.
+"""Checks AWS for a run: credentials, queue, instances, roles, logs, quota, image, secrets.
 
-Nothing is changed and no secret is read. What this user may not ask is a warning. Who pulls an
-image is the instance's role, who reads secrets is the execution role; IAM is asked about both.
+The checks change no resource and read no secret. A question that this user lacks the right
+to ask is a warning. The instance's role pulls an image, and the execution role reads
+secrets; both are checked with IAM.
 """
 
 import base64
@@ -39,7 +40,7 @@ _STOP_TIMEOUT = re.compile(r"ECS_CONTAINER_STOP_TIMEOUT=(\d+)s")
 
 @dataclass
 class _Account:
-    """Who is asked, and for what."""
+    """The account to ask, and the request to check."""
 
     request: LaunchRequest
     session: Any
@@ -174,7 +175,7 @@ def _capacity(account: _Account, name: str, template: Mapping[str, Any]) -> Iter
 
 
 def _template(account: _Account, ec2: Any, reference: Mapping[str, str]) -> dict[str, Any]:
-    """What the launch template of a compute environment says; empty if there is none."""
+    """Return the data of a compute environment's launch template; empty if there is none."""
     by = {
         key[0].upper() + key[1:]: reference[key]
         for key in ("launchTemplateName", "launchTemplateId")
@@ -440,7 +441,7 @@ def _create(reference: Reference, name: str, region: str) -> str:
 def _may(
     account: _Account, role: str, actions: tuple[str, ...], resource: str, *, name: str, fix: str
 ) -> Finding:
-    """What IAM says of a role's own policies; those of the resource are not part of its answer."""
+    """Return IAM's verdict on a role's own policies; those of the resource are not included."""
     simulate = account.client("iam").simulate_principal_policy
     try:
         with translate_aws_errors("ask what the role may", account.region):

@@ -70,7 +70,7 @@ _LOG_GROUP = form(r"[A-Za-z0-9_./#-]{1,512}")
 _JOB_FORM = EntryForm(name=form(_NAME), id=form(UUID), details=_PLACE)
 
 _MAX_IDS = 100
-"""Of one DescribeJobs. Source: botocore's model."""
+"""Limit on the ids of one DescribeJobs. Source: botocore's model."""
 _SUBMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Between tries of SubmitJob that were throttled."""
 
@@ -148,7 +148,7 @@ class BatchLauncher:
         )
 
     def checks(self, request: Request) -> list[Finding]:
-        """What `doctor` asks of AWS; nothing is changed."""
+        """Run `doctor`'s checks of AWS; they change nothing."""
         return batch_checks(request)
 
     def status(self, job: Submission) -> JobStatus:
@@ -177,7 +177,7 @@ class BatchLauncher:
         return [answer(partial(status, job)) for job in jobs]
 
     def find(self, recipe: Recipe) -> list[SchedulerJob]:
-        """Those of the region's queues that have our tag, whoever submitted them."""
+        """Return the jobs in the region's queues with our tag, submitted by any user."""
         region = str(aws_session(recipe.launch.aws_batch.region).region_name)
         batch = self._client(region, "batch")
         with translate_aws_errors("list the queues", region):
@@ -251,7 +251,7 @@ class BatchLauncher:
     def remove(self, job: Submission, ledger: Ledger) -> Removal:
         """End the job, then deregister its job definition; log streams are kept.
 
-        Both have the job's name. The run's other jobs, such as a training beside a side job, stay.
+        Both have the job's name. The run's other jobs, such as a training next to a side job, stay.
         """
         live = ledger.live()
         mine = [one for one in live if (one.launcher, one.name) == (self.name, job.name)]
@@ -365,7 +365,10 @@ class BatchLauncher:
         return nodes
 
     def _end_jobs(self, batch: Any, entry: LedgerEntry, run_id: str, removal: Removal) -> None:
-        """Of an interrupted submission the id is not known, so jobs are found by their name."""
+        """End the jobs of an entry.
+
+        An interrupted submission has no known id, so its jobs are found by their name.
+        """
         place = {"jobName": entry.name, "jobQueue": entry.details["queue"]}
         ids = [entry.id] if entry.id else [one["jobId"] for one in _jobs_named(batch, place)]
         region = batch.meta.region_name
@@ -407,13 +410,16 @@ def _jobs_named(batch: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _origin(params: dict[str, Any]) -> dict[str, str]:
-    """What marks a submission, for the ledger."""
+    """Return the mark of a submission, for the ledger."""
     origin = params["tags"].get(ORIGIN_TAG)
     return {ORIGIN_DETAIL: origin} if origin else {}
 
 
 def _deregister(batch: Any, entries: Sequence[LedgerEntry], run_id: str, removal: Removal) -> None:
-    """Those active revisions of one name that these lines stand for: each submission makes one."""
+    """Deregister the active revisions of one name that these lines record.
+
+    Each submission makes one revision.
+    """
     region = batch.meta.region_name
     with translate_aws_errors("remove the job definition", region):
         pages = batch.get_paginator("describe_job_definitions")
@@ -439,7 +445,7 @@ def _deregister(batch: Any, entries: Sequence[LedgerEntry], run_id: str, removal
 
 
 def _log_group(definition: Mapping[str, Any]) -> dict[str, str]:
-    """Where the job's containers write, for the ledger; nothing where it is Batch's own group."""
+    """Return the containers' log group, for the ledger; empty if it is Batch's own."""
     options = container_of(definition)["logConfiguration"]["options"]
     group = str(options["awslogs-group"])
     return {} if group == LOG_GROUP else {"log_group": group}

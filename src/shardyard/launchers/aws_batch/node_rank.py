@@ -1,4 +1,4 @@
-"""`--place aws-batch`: where a node of a multi-node parallel job stands, as AWS Batch says it."""
+"""Place of a node of a multi-node parallel job, as AWS Batch gives it: `--place aws-batch`."""
 
 import socket
 from collections.abc import Callable
@@ -17,13 +17,13 @@ def own_address() -> str:
 
 
 def in_job(variables: Variables, own_address: Callable[[], str] = own_address) -> NodeAssignment:
-    """A node of a multi-node parallel job.
+    """Return the place of a node of a multi-node parallel job.
 
     The variable with the main node's address is set on the other nodes only.
     Source: docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html
 
     Args:
-        own_address: Asked on the main node alone, which is not told its own address.
+        own_address: Called only on the main node, which does not get its own address.
     """
     nodes = variables.number("AWS_BATCH_JOB_NUM_NODES")
     main = variables.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")

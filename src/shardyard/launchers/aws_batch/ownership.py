@@ -1,6 +1,6 @@
-"""Whether a job or a job definition of AWS Batch is the one that a line of the ledger stands for.
+"""Checks whether a job or job definition of AWS Batch is the one in a line of the ledger.
 
-Names are anybody's to take, and a ledger can be changed; tags are what a submission wrote.
+Anybody can take a name, and a ledger can be changed; tags are what a submission wrote.
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from shardyard.launchers.ledger import LedgerEntry
 
 
 def is_owned(described: Mapping[str, Any], entry: LedgerEntry, *, run_id: str, region: str) -> bool:
-    """Whether what Batch describes is the entry's; another one of its name is left alone.
+    """Return whether what Batch describes is the entry's; others of its name are not touched.
 
     Args:
-        described: Of DescribeJobs or DescribeJobDefinitions.
+        described: Result of DescribeJobs or DescribeJobDefinitions.
         run_id: The run of the ledger.
 
     Raises:
         AccessError: It has the entry's id and is tagged as another run's; or the entry has no id,
-            as the answer to its creation was lost, and nothing tells.
+            as the answer to its creation was lost, and no tag decides it.
     """
     ids = (described.get("jobId"), described.get("jobDefinitionArn"))
     if entry.id is not None and entry.id not in ids:

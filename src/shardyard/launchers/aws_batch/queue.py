@@ -8,7 +8,7 @@ from shardyard.io.aws import translate_aws_errors
 
 
 def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
-    """Refuse a queue in which the job would wait for ever.
+    """Reject a queue in which the job would wait for ever.
 
     Args:
         batch: A client of AWS Batch.
@@ -43,10 +43,10 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
 def queue_named(
     batch: Any, name: str, *, setting: str = "launch.aws_batch.queue"
 ) -> dict[str, Any]:
-    """What DescribeJobQueues says of a queue.
+    """Return DescribeJobQueues' answer on a queue.
 
     Args:
-        setting: Where the name can be given.
+        setting: The setting that gives the name.
 
     Raises:
         RequestError: There is none of that name.
@@ -65,7 +65,7 @@ def queue_named(
 
 
 def environments_of(batch: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What DescribeComputeEnvironments says of a queue's own."""
+    """Return DescribeComputeEnvironments' answer on a queue's own environments."""
     names = [row["computeEnvironment"] for row in queue.get("computeEnvironmentOrder", [])]
     if not names:
         return []
@@ -109,7 +109,7 @@ def _container_mismatch(name: str, kind: str) -> str | None:
 
 
 def _includes_type(types: list[str], requested: str) -> bool:
-    """A family stands for its sizes, and ``optimal`` for whatever AWS chooses."""
+    """Return whether types include one: a family has all its sizes, ``optimal`` AWS's choice."""
     return bool({requested, requested.partition(".")[0], "optimal"} & set(types))
 
 
@@ -144,7 +144,7 @@ def container_of(definition: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _setting(definition: Mapping[str, Any]) -> str:
-    """Where another queue can be given."""
+    """Return the setting that can name another queue."""
     is_side = "containerProperties" in definition
     return "launch.aws_batch.side_queue" if is_side else "launch.aws_batch.queue"
 

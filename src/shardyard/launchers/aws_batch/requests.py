@@ -1,8 +1,8 @@
-"""What is sent to AWS Batch for a run: its job definition and the submission, as plain values.
+"""Requests to AWS Batch for a run: its job definition and the submission, as plain values.
 
-A multi-node parallel job has one container on each of its instances; all are described by one node
-range, ``0:``. Numbers of devices come from the catalogue of instances, never from the recipe. A
-side job is a job of one container, on whatever instance its queue has.
+A multi-node parallel job has one container on each of its instances; all are described by
+one node range, ``0:``. Numbers of devices come from the catalogue of instances, never from
+the recipe. A side job is a job of one container, on whatever instance its queue has.
 """
 
 import hashlib
@@ -22,24 +22,27 @@ from shardyard.python_program import ISOLATED
 from shardyard.units import format_seconds
 
 LOG_GROUP = "/aws/batch/job"
-"""Where Batch sends what containers print, unless told otherwise."""
+"""Default log group to which Batch sends what containers print."""
 
 RUN_TAG = "shardyard-run"
 ORIGIN_TAG = "shardyard-origin"
-"""Which submission of whose run made it."""
+"""Tag with the submission, and its run, that made the object."""
 
 RECIPE_VARIABLE = "SHARDYARD_RECIPE"
 """Carries the recipe as it is, for node/env_entry.py."""
 
 MAX_DEFINITION_BYTES = 24 * 1024
-"""Of RegisterJobDefinition. Source: AWS Batch User Guide, Service quotas."""
+"""Limit on RegisterJobDefinition. Source: AWS Batch User Guide, Service quotas."""
 
 MEMORY_SHARE = 0.9
-"""Of an instance's memory; the rest is the kernel's and the ECS agent's. What EKS can allocate is
-91.8 % of a p4d.24xlarge and 92.4 % of a p5.48xlarge; a job that asks for more never starts."""
+"""Share of an instance's memory for the job; the rest is the kernel's and the ECS agent's.
+
+EKS can allocate 91.8 % of a p4d.24xlarge and 92.4 % of a p5.48xlarge; a job that asks for
+more never starts.
+"""
 
 MIN_TIME_LIMIT_S = 60
-"""Of a job attempt. Source: RegisterJobDefinition, JobTimeout."""
+"""Shortest time limit of a job attempt. Source: RegisterJobDefinition, JobTimeout."""
 
 # Rules are read from the top, at most five; a job that none of them names is RETRIED, so the last
 # two name everything. Jobs that were terminated or ran out of time are never retried.
@@ -62,11 +65,12 @@ _LONGEST_NAME = 128
 
 
 def job_name(run_id: str, submission: int = 1, *, side_suffix: str = "") -> str:
-    """Of job and job definition: letters, digits, hyphens and underscores, at most 128.
+    """Return the name of job and job definition.
 
-    It starts with ``shardyard-``, so that a policy can name the job definitions of this program.
-    From the second submission of a run on it ends with its number; a side job's with a suffix that
-    is unique, so that the beginning of a long run's name will do.
+    It has letters, digits, hyphens and underscores, at most 128. It starts with ``shardyard-``,
+    so that a policy can name the job definitions of this program. From the second submission of
+    a run on it ends with its number. A side job's ends with a unique suffix, so that the
+    beginning of a long run's name is enough.
     """
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run_id)
     if name != run_id:  # two ids must not become one name
@@ -152,7 +156,7 @@ _HOW_ACCESS_POINT = (
 
 
 def warnings(request: LaunchRequest) -> tuple[str, ...]:
-    """What may be regretted."""
+    """Return warnings about settings that you may regret."""
     launch, run_dir = request.recipe.launch, PurePosixPath(request.run_dir)
     whole = tuple(
         f"launch.volumes[{number}] mounts all of EFS {volume.efs} without an access point, as the "
@@ -325,7 +329,7 @@ def _memory_mib(request: LaunchRequest) -> int:
 
 
 def _devices(machine: Instance | None) -> list[dict[str, Any]]:
-    """Device files beside the GPUs, which Batch maps itself."""
+    """Return the device files other than the GPUs, which Batch maps itself."""
     if machine is None:
         return []
     paths = [f"/dev/infiniband/uverbs{number}" for number in range(machine.efa_count)]

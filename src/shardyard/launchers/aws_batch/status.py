@@ -1,4 +1,4 @@
-"""What DescribeJobs says of a multi-node job, as a JobStatus in words."""
+"""DescribeJobs' answer on a multi-node job, as a JobStatus in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -105,7 +105,7 @@ def _was_cancelled(job: Mapping[str, Any]) -> bool:
 
 
 def _exit_code(job: Mapping[str, Any]) -> int | None:
-    """Of the newest attempt of the main node; absent where no container ran."""
+    """Return the exit code of the main node's newest attempt; None: no container ran."""
     attempts = job.get("attempts") or [{}]
     for holder in (attempts[-1], job):
         code = (holder.get("container") or {}).get("exitCode")

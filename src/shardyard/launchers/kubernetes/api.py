@@ -40,7 +40,7 @@ _TIMEOUT_S = (5, 60)
 _LOG_TIMEOUT_S = (5, None)
 """A training may be silent for long; the API server ends the stream when the container ends."""
 _METADATA = "application/json;as={};g=meta.k8s.io;v=v1"
-"""Of what is asked for, only the metadata."""
+"""Media type that requests only the metadata."""
 _MOST_LOGS = 512
 """Connections kept at once: one a followed pod."""
 
@@ -85,11 +85,11 @@ class Api:
         self._client = _client(context, kubeconfig)
 
     def create(self, item: Object) -> Object:
-        """Create; unknown fields are refused, not dropped.
+        """Create an object; the server rejects unknown fields instead of dropping them.
 
         Raises:
             ExistsError: There is one of this name.
-            RequestError: It is refused, such as for its size.
+            RequestError: It is rejected, such as for its size.
         """
         kind = item["kind"]
         query = {"fieldValidation": "Strict"}
@@ -191,7 +191,7 @@ class Api:
         return True
 
     def user(self) -> str | None:
-        """Who these credentials are; None: the API server does not tell (before 1.28).
+        """Return the user of these credentials; None: the API server does not say (before 1.28).
 
         Raises:
             AccessError: There are none: the API server takes the request as anonymous.
@@ -230,7 +230,7 @@ class Api:
         return self._items(path, "Pod", query={"labelSelector": selector})
 
     def warnings_about(self, uid: str) -> list[str]:
-        """What controllers say is wrong with an object, the newest last; empty: nothing is known.
+        """Return controllers' warnings about an object, the newest last; empty: none are known.
 
         Events are kept for an hour, and a role may lack the right to list them.
         """
@@ -249,7 +249,7 @@ class Api:
         return self._items("/api/v1/nodes", "Node", query=query)
 
     def has_secret(self, name: str) -> bool:
-        """Whether there is a Secret; only its metadata is asked for, never its values."""
+        """Return whether there is a Secret; only its metadata is requested, never its values."""
         path = f"/api/v1/namespaces/{quote(self.namespace)}/secrets/{quote(name)}"
         accept = _METADATA.format("PartialObjectMetadata")
         try:
@@ -275,7 +275,7 @@ class Api:
         return bool(self._json("POST", path, kind, body=body)["status"]["allowed"])
 
     def log(self, pod: str, *, container: str, follow: bool) -> Iterator[bytes]:
-        """What a container has printed, in pieces, and what it will print if ``follow``.
+        """Yield the output of a container so far, in pieces, and later output if ``follow``.
 
         Raises:
             NodeSilentError: The API server does not reach the pod's node.
@@ -314,11 +314,11 @@ class Api:
         command: Sequence[str],
         silence_s: float = SILENCE_S,
     ) -> Iterator[bytes]:
-        """Run a command in a container; what it prints on stdout, in pieces.
+        """Run a command in a container; yields its stdout, in pieces.
 
         Args:
             command: Program and arguments; no shell reads them.
-            silence_s: Without a byte, until it is asked whether anybody is there.
+            silence_s: Time without a byte until a ping checks the connection.
 
         Raises:
             LostConnectionError: The pod is gone, or the connection broke before the end.
@@ -352,7 +352,7 @@ class Api:
         return "/".join([*parts, plural, *([quote(name)] if name else [])])
 
     def _get(self, path: str) -> Any:
-        """What discovery and its like answer."""
+        """Return the parsed answer of discovery and similar requests."""
         return _parsed(self._call("GET", path))
 
     def _items(

@@ -1,4 +1,4 @@
-"""Which versions a cluster serves: fields and kinds of another one would be dropped or refused."""
+"""Versions that a cluster serves: it would drop or reject fields and kinds of another one."""
 
 from shardyard.errors import RequestError
 from shardyard.launchers.kubernetes.api import PLURALS, Api
@@ -33,10 +33,12 @@ def require_served(api: Api, kind: str) -> None:
 
 
 def trainjob_schema(api: Api) -> Schema:
-    """Which version's fields the cluster's TrainJob has: they differ under one API version.
+    """Return the version whose fields the cluster's TrainJob has.
+
+    They differ under one API version.
 
     Raises:
-        RequestError: Those of none that is known.
+        RequestError: The fields are of no known version.
     """
     fields = api.fields_of_spec("TrainJob")
     if "runtimePatches" in fields:

@@ -1,6 +1,6 @@
-"""Is this cluster fit for a run? Asked before it costs; nothing is changed.
+"""Checks a cluster for a run before it costs; they change nothing.
 
-Nodes, claims and quotas are looked at in files of their own.
+Nodes, claims and quotas are checked in files of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def _names(request: LaunchRequest) -> list[str]:
 
 
 def _driver(claim: Object, api: Api) -> str | None:
-    """Of the volume that it is bound to, else of its storage class."""
+    """Return the driver of the volume that it is bound to, else of its storage class."""
     try:
         if claim["spec"].get("volumeName"):
             volume = api.get("PersistentVolume", claim["spec"]["volumeName"])
@@ -297,11 +297,15 @@ _RIGHTS_BESIDE = (
         "shardyard fetch, and export to a folder here, read files so",
     ),
 )
-"""What verbs need that train nothing: name of the finding, rights, which verbs."""
+"""Needs of verbs other than training: name of the finding, rights, which verbs."""
 
 
 def _missing_rights(api: Api, required: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Of verbs, resources and their API groups those that are not allowed."""
+    """Return the verbs and resources that are not allowed.
+
+    Args:
+        wanted: Verbs, resources and their API groups.
+    """
     return [
         f"{verb} {resource}"
         for verb, resource, group in required

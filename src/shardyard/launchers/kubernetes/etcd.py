@@ -1,6 +1,6 @@
 """The etcd of launch.kubernetes.etcd: one pod behind a service, without a disk of its own.
 
-A rendezvous lives in it for minutes, so nothing is lost with it that a restart does not make again.
+A rendezvous lives in it for minutes, so a restart recreates all that is lost with it.
 """
 
 from typing import Any
@@ -82,7 +82,7 @@ def filled(secret: dict[str, Any]) -> dict[str, Any]:
 def command(
     name: str, port: int, *, data: str = _DATA, certificate: str | None, host: str = "0.0.0.0"
 ) -> list[str]:
-    """What the container runs.
+    """Return the command that the container runs.
 
     Args:
         certificate: Folder with the files of the Secret; None: without TLS.

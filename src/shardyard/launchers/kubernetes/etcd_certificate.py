@@ -16,7 +16,7 @@ from shardyard.config.schema.launch import Kubernetes
 from shardyard.errors import RequestError, ShardyardError
 
 FOLDER = "/shardyard/etcd"
-"""Where pods of runs, and etcd, see the files of the Secret."""
+"""Folder in which pods of runs, and etcd, see the files of the Secret."""
 FILES = {"ETCDCTL_CACERT": "ca.crt", "ETCDCTL_CERT": "tls.crt", "ETCDCTL_KEY": "tls.key"}
 """Variable that etcd's clients read -> key of the Secret."""
 SECRET_TYPE = "kubernetes.io/tls"

@@ -11,7 +11,10 @@ from shardyard.errors import CapacityError, ShardyardError
 from shardyard.io.files import parse_json
 
 _PROTOCOL = "v4.channel.k8s.io"
-"""Without stdin nothing of v5 is needed. Source: constants.go of apimachinery's remotecommand."""
+"""Protocol version; v5 adds only what stdin needs.
+
+Source: constants.go of apimachinery's remotecommand.
+"""
 _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 SILENCE_S = 20.0
@@ -19,7 +22,7 @@ SILENCE_S = 20.0
 _PINGS = 6
 """Without an answer, the connection is lost."""
 _KEPT_BYTES = 4096
-"""Of stderr: its end, which says why."""
+"""Length of the kept end of stderr, which says why the command failed."""
 
 
 class LostConnectionError(CapacityError):
@@ -40,7 +43,7 @@ class CommandError(ShardyardError):
 
 
 class HandshakeError(ShardyardError):
-    """The API server refused the connection, in its own words."""
+    """Rejection of the connection by the API server, in its own words."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -48,15 +51,15 @@ class HandshakeError(ShardyardError):
 
 
 def open_exec(client: Any, path: str, *, container: str, command: Sequence[str]) -> Any:
-    """A WebSocket on which the command's output comes.
+    """Return a WebSocket on which the command's output comes.
 
     Args:
         client: The official ApiClient.
-        path: Of the pod's ``exec``.
+        path: Path of the pod's ``exec``.
 
     Raises:
-        HandshakeError: It was refused.
-        LostConnectionError: Nobody answers.
+        HandshakeError: The API server rejected it.
+        LostConnectionError: The API server does not answer.
     """
     import websocket
     from kubernetes.stream.ws_client import create_websocket, get_websocket_url
@@ -79,7 +82,7 @@ def open_exec(client: Any, path: str, *, container: str, command: Sequence[str])
 
 
 def stdout_of(connection: Any, *, silence_s: float = SILENCE_S) -> Iterator[bytes]:
-    """What the command prints, until it has ended well; closes the connection.
+    """Yield the command's stdout until it has ended well; closes the connection.
 
     Raises:
         CommandError: It failed.

@@ -1,6 +1,7 @@
-"""What a cluster lacks is put there: releases by kubectl or helm, what we render by the API.
+"""Installs a cluster's missing parts: releases by kubectl or helm, our own by the API.
 
-The context is always named on the command line, no shell reads it, no kubeconfig is written.
+The context is always named on the command line, no shell reads it, no kubeconfig is
+written.
 """
 
 import shlex
@@ -50,13 +51,13 @@ RELEASE_FORM = EntryForm(
 _LAUNCHER = "kubernetes"
 _SECRET_NOTE = "# Secret {}: made at the installation with a new certificate, which is not shown.\n"
 _LIMIT_S = 600.0
-"""Of one command; a chart of some megabytes and its objects take seconds."""
+"""Limit on one command; a chart of some megabytes and its objects take seconds."""
 _GONE = "could not find addon"
-"""What eksctl says of an add-on that is removed again; kubectl and helm have an option for it."""
+"""eksctl's error if an add-on is already removed; kubectl and helm have an option for it."""
 
 
 def missing(request: LaunchRequest, api: Api) -> list[InstallablePart]:
-    """What the cluster lacks and we can put there, in the order of installation."""
+    """Return the missing parts of the cluster that we can install, in the order of installation."""
     parts = [part for part in needed(request) if _is_missing(part, request, api)]
     parts += drivers_missing(request, api)
     has_jobset = api.serves("JobSet") or bool(api.versions_of("JobSet"))
@@ -64,17 +65,17 @@ def missing(request: LaunchRequest, api: Api) -> list[InstallablePart]:
 
 
 def needed_parts(request: LaunchRequest) -> list[InstallablePart]:
-    """What an empty cluster would lack, as far as the recipe says it; no cluster is asked."""
+    """Return the parts that an empty cluster would lack, from the recipe; no cluster is queried."""
     return _parts(needed(request), request, has_jobset=False)
 
 
 def install(part: InstallablePart, api: Api, ledger: Ledger, kubeconfig: Path | None) -> None:
-    """Put one part there.
+    """Install one part.
 
     Raises:
-        RequestError: kubectl or helm is not here, or refuses.
+        RequestError: kubectl or helm is not installed here, or fails.
         AccessError: These credentials may not.
-        CapacityError: The cluster does not answer; what was begun stands in the ledger.
+        CapacityError: The cluster does not answer; the ledger has what was begun.
     """
     place = {"context": str(api.context), "namespace": api.namespace}
     if not part.command:
@@ -135,7 +136,7 @@ def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
 
 
 def runs(part: Prerequisite, api: Api, kind: str) -> bool:
-    """Whether something of its image runs: a second one beside it would break both."""
+    """Return whether a workload of its image runs: a second one would break both."""
     images = [
         container["image"]
         for found in api.everywhere(kind)
@@ -154,7 +155,7 @@ def _parts(
 def _part(
     part: Prerequisite, request: LaunchRequest, *, has_jobset: bool
 ) -> InstallablePart | None:
-    """How it is installed; None: its vendor's way alone."""
+    """Return the part to install; None: only its vendor's way installs it."""
     settings = request.recipe.launch.kubernetes
     if part is ETCD:
         objects, secret = render_etcd(settings), empty_secret(settings)
@@ -197,12 +198,12 @@ def released_part(part: Prerequisite, release: Release, context: str | None) -> 
 
 
 def _with_jobset(part: Prerequisite) -> str:
-    """What a part serves: Trainer's chart brings JobSet where the cluster has none."""
+    """Return what a part serves: Trainer's chart brings JobSet if the cluster has none."""
     return f"{part.provides},{JOBSET.provides}" if part is TRAINER else part.provides
 
 
 def _release(entry: LedgerEntry, api: Api) -> Release:
-    """Of one of our parts, as it was installed, which may be at another version than today's.
+    """Return the release of one of our parts, at the version at which it was installed.
 
     Raises:
         AccessError: The ledger says otherwise than any version of this program installs it.

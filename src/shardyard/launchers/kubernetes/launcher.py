@@ -81,7 +81,7 @@ _SUBMITTED = EntryForm(
 )
 
 _CONTENT = ("data", "binaryData")
-"""Of a ConfigMap."""
+"""Fields of a ConfigMap with its content."""
 
 _MOST_NAMES = 100
 """In one selector: of 63 characters each they stay below the 8 KB that proxies take."""
@@ -96,7 +96,7 @@ _PARTS = (
     "Deployment",
     *MONITORS,
 )
-"""Kinds that are created beside a job, for etcd and for monitoring."""
+"""Kinds that are created in addition to a job, for etcd and for monitoring."""
 
 
 class KubernetesLauncher:
@@ -143,7 +143,7 @@ class KubernetesLauncher:
         )
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
-        """What the cluster can be asked before anything is submitted."""
+        """Run the checks of the cluster that come before a submission."""
         try:
             api = self._api_of(request)
         except ShardyardError as error:
@@ -169,7 +169,7 @@ class KubernetesLauncher:
     def missing_watchers(
         self, request: LaunchRequest, parts: Sequence[InstallablePart]
     ) -> list[InstallablePart]:
-        """Those of them that the cluster has not."""
+        """Return the parts that the cluster lacks."""
         return missing_watchers(parts, self._api_of(request))
 
     def install(self, request: LaunchRequest, part: InstallablePart, ledger: Ledger) -> None:
@@ -225,7 +225,7 @@ class KubernetesLauncher:
         return _status(self._api(job), job)
 
     def scheduler_of(self, job: Submission) -> str:
-        """The API server, and the namespace that it is asked about."""
+        """Return the API server, and the namespace of the request."""
         return f"context {job.details['context']}, namespace {job.details['namespace']}"
 
     def statuses(self, jobs: Sequence[Submission]) -> list[Answer]:
@@ -246,7 +246,7 @@ class KubernetesLauncher:
         return [answer(partial(status, job)) for job in jobs]
 
     def find(self, recipe: Recipe) -> list[SchedulerJob]:
-        """Those of the namespace that have our label and that nothing else has made."""
+        """Return the namespace's jobs that have our label and no owner."""
         settings = recipe.launch.kubernetes
         api = Api(settings.context, settings.namespace, self._kubeconfig)
         own = (TARGETS[settings.target].kind, SIDE_KIND)
@@ -388,7 +388,7 @@ def _status(api: Api, job: Submission) -> JobStatus:
 
 
 def _objects(api: Api, jobs: Sequence[Submission]) -> dict[str, Object]:
-    """Those objects of jobs that are there, by uid; one question a kind."""
+    """Return the existing objects of jobs, by uid; one request per kind."""
     names: dict[str, set[str]] = {}
     for job in jobs:
         names.setdefault(job.details["kind"], set()).add(job.name)
@@ -414,7 +414,7 @@ def _pods_of(api: Api, jobs: Sequence[Submission]) -> dict[str, list[Object]]:
 
 
 def _cancelled(api: Api, names: Collection[str]) -> set[str]:
-    """Those ConfigMaps of jobs in which it is noted that the job was cancelled."""
+    """Return the ConfigMaps of jobs that are noted as cancelled."""
     return {
         name
         for selector in _selectors(pod.INSTANCE, names)
@@ -498,7 +498,7 @@ def _create_config(
 
 
 def _owned_object(api: Api, item: Object, ledger: Ledger) -> Object | None:
-    """What is there under an object's name, if this run made it."""
+    """Return the object under an object's name, if this run made it."""
     meta = item["metadata"]
     mine = [e for e in ledger.live() if (e.kind, e.name) == (item["kind"], meta["name"])]
     found = api.get(item["kind"], meta["name"]) if mine else None
@@ -558,7 +558,7 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, ledger_details: dict
 
 
 def _entries(ledger: Ledger, job: Submission) -> list[LedgerEntry]:
-    """What may exist of this job, by the ledger."""
+    """Return the ledger's live entries of this job."""
     config = job.details.get("config")  # an interrupted submission has none
     return [
         entry
@@ -580,7 +580,7 @@ def _delete(api: Api, entry: LedgerEntry, item: Object, *, own_uids: Container[s
 
 
 def _is_used(api: Api, runtime: str, *, besides: Container[str | None]) -> bool:
-    """Whether a TrainJob of any namespace, beside those of these uids, refers to a runtime."""
+    """Return whether a TrainJob of any namespace, except these uids, refers to a runtime."""
     try:
         jobs = api.everywhere("TrainJob")
     except AccessError:

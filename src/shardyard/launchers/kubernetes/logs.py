@@ -41,7 +41,7 @@ def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
 
 
 def logs_so_far(pods: list[Object], read: Read, *, node: int | None) -> Iterator[LogLine]:
-    """What has been printed, node after node.
+    """Yield the output so far, node after node.
 
     Raises:
         CapacityError: Nodes that cannot be reached; the logs of the others come first.
@@ -67,11 +67,11 @@ def follow_logs(
     is_over: Callable[[], bool],
     poll_s: float = POLL_S,
 ) -> Iterator[LogLine]:
-    """What has been and will be printed, of pods of later restarts too, until the job is over.
+    """Yield past and future output, of pods of later restarts too, until the job is over.
 
     Args:
-        pods: Asked again and again.
-        is_over: Whether the job has ended; asked when no pod prints any more.
+        pods: Called again and again.
+        is_over: Whether the job has ended; called when no pod prints any more.
 
     Raises:
         ShardyardError: A log cannot be read. One of a node that cannot be reached now is tried

@@ -1,7 +1,7 @@
-"""What watches runs and devices of a cluster: Prometheus and Grafana, or AWS's own service.
+"""Monitoring of a cluster's runs and devices: Prometheus and Grafana, or AWS's own service.
 
-Prometheus is told where our runs' endpoints are by a PodMonitor and when to wake somebody by a
-PrometheusRule; Grafana's sidecar takes dashboards from ConfigMaps with its label.
+A PodMonitor gives Prometheus our runs' endpoints, and a PrometheusRule its alerts.
+Grafana's sidecar takes dashboards from ConfigMaps with its label.
 """
 
 import json
@@ -29,12 +29,12 @@ from shardyard.log import info, warn
 
 NAME = "shardyard"
 PORT = "metrics"
-"""Of a run's pods, where observe.prometheus gives it a number."""
+"""Name of the metrics port of a run's pods, if observe.prometheus gives it a number."""
 _SIDECAR = ("grafana_dashboard", "1")
 """Label of ConfigMaps that kube-prometheus-stack's Grafana reads, in all namespaces."""
 _NVIDIA = "nvidia.com/gpu"
 _KINDS = {PROMETHEUS: "Deployment", DCGM: "DaemonSet", CLOUDWATCH: "DaemonSet"}
-"""What each runs as."""
+"""Part -> kind of object it runs as."""
 
 OURS = "monitor, alert rules and dashboards"
 """Name of the part that is rendered by us."""
@@ -43,10 +43,10 @@ Object = dict[str, Any]
 
 
 def watchers(request: LaunchRequest, kind: Watchers) -> list[InstallablePart]:
-    """All parts, in the order of installation; no cluster is asked.
+    """Return all parts, in the order of installation; no cluster is queried.
 
     Raises:
-        RequestError: Which nodes have devices is not said, or of which EKS cluster the context is.
+        RequestError: Which nodes have devices is not given, or of which EKS cluster the context is.
     """
     settings = request.recipe.launch.kubernetes
     if kind == "cloudwatch":
@@ -67,7 +67,7 @@ def watchers(request: LaunchRequest, kind: Watchers) -> list[InstallablePart]:
 
 
 def missing_watchers(parts: Sequence[InstallablePart], api: Api) -> list[InstallablePart]:
-    """The parts of ``watchers`` that a cluster has not, whoever installed the others."""
+    """Return the parts of ``watchers`` that a cluster lacks, regardless of the installer."""
     installed = {row.label for row, runs_as in _KINDS.items() if runs(row, api, runs_as)}
     left = [part for part in parts if part.name not in installed and part.name != OURS]
     for part in parts:
@@ -82,7 +82,7 @@ def _shardyard_part(objects: tuple[Object, ...]) -> InstallablePart:
 
 
 def _missing_objects(objects: tuple[Object, ...], api: Api) -> tuple[Object, ...]:
-    """Those to be made; the monitor, which is made last, stands for all of them."""
+    """Return the objects to create: none if the monitor exists, which is created last."""
     served = [kind for kind in MONITORS if api.serves(kind)]
     if "PodMonitor" in served:
         names = [item["metadata"]["name"] for item in api.everywhere("PodMonitor")]

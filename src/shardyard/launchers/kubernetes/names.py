@@ -9,7 +9,7 @@ from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 
 LONGEST = 63
-"""Of a DNS label (RFC 1123), which pods, services and label values are."""
+"""Limit on a DNS label (RFC 1123), as pods, services and label values are."""
 JOB = "node"
 """The one replicated job of a JobSet; Kubeflow Trainer's PET_MASTER_ADDR expects this name."""
 
@@ -21,7 +21,7 @@ _POD_SUFFIX = 6
 
 @dataclass(frozen=True, kw_only=True)
 class JobTarget:
-    """How one kind of job calls its parts."""
+    """Names of the parts of one kind of job."""
 
     kind: str
     container: str
@@ -47,7 +47,7 @@ TARGETS: dict[str, JobTarget] = {
 
 
 SIDE_KIND = "Job"
-"""Of a side job: Kubernetes' own, which needs no controller beside it."""
+"""Kind of a side job: Kubernetes' own, which needs no additional controller."""
 
 
 POD_LABELS = {
@@ -60,14 +60,14 @@ POD_LABELS = {
 
 
 def job_kind(request: LaunchRequest) -> str:
-    """Kind of the object that stands for a request's job."""
+    """Return the kind of the object of a request's job."""
     if request.side is not None:
         return SIDE_KIND
     return TARGETS[request.recipe.launch.kubernetes.target].kind
 
 
 def container_of(kind: str) -> str:
-    """What the pods of a kind of job call their one container."""
+    """Return the name of the one container in the pods of a kind of job."""
     return next((target.container for target in TARGETS.values() if target.kind == kind), JOB)
 
 
@@ -139,7 +139,7 @@ def check_namespaced(recipe: Recipe) -> None:
 _LABEL_VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
 _PREFIX = r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?"
 _LABEL_NAME = re.compile(rf"(?:{_PREFIX}/)?{_LABEL_VALUE}")
-"""Of kubernetes.io, Labels and Selectors."""
+"""Form of a label's name. Source: kubernetes.io, Labels and Selectors."""
 
 
 def check_labels(recipe: Recipe) -> None:

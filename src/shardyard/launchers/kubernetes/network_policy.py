@@ -1,7 +1,8 @@
-"""Who may reach the pods of a run: its own pods, and Prometheus where it reads their metrics.
+"""Network policy of a run's pods, which only its own pods and Prometheus may reach.
 
-torch's store, gloo and NCCL ask nobody for a password, and use free ports. Fields: kubernetes.io,
-Network Policies. A cluster whose network plug-in knows no policies takes the object and ignores it.
+Prometheus may if it reads their metrics. torch's store, gloo and NCCL require no password,
+and use free ports. Fields: kubernetes.io, Network Policies. A cluster whose network plug-in
+knows no policies takes the object and ignores it.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ def network_policy(request: LaunchRequest, metadata: dict[str, Any], name: str) 
 def policy(
     metadata: dict[str, Any], pods: dict[str, Any], allowed: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Let nothing come to pods but what is allowed; what they send is not limited."""
+    """Return a policy that lets only the allowed traffic in; outgoing traffic is not limited."""
     spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": allowed}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 

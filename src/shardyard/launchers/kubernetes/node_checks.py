@@ -44,7 +44,7 @@ def _label_hint(request: LaunchRequest) -> str:
 
 
 def allocatable_count(node: Object, resource: str) -> int:
-    """How many devices a node offers to pods."""
+    """Return the number of devices a node offers to pods."""
     return int(node["status"]["allocatable"].get(resource, 0))
 
 

@@ -1,6 +1,6 @@
-"""`--place jobset`, `trainjob`, `pytorchjob`: where a pod stands.
+"""Place of a pod: `--place jobset`, `trainjob`, `pytorchjob`.
 
-Each object's own controller says it, and what it leaves out our manifest.
+Each object's own controller gives it, and our manifest the rest.
 """
 
 from shardyard.errors import RequestError

@@ -26,9 +26,9 @@ from shardyard.launchers.kubernetes.targets import (
 
 
 def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
-    """The recipe's ConfigMap, the pods' network policy, a TrainJob's runtime, and last the job.
+    """Return the recipe's ConfigMap, the network policy, a TrainJob's runtime, and last the job.
 
-    A side job is a plain Job, whatever the target.
+    A side job is a plain Job, for every target.
 
     Raises:
         RequestError: Names are too long, or the recipe asks what the target cannot do.
@@ -72,7 +72,7 @@ class _Dumper(yaml.SafeDumper):
 _NO_TEXT_FOR_SOME = re.compile(
     r"[yYnN]|[-+]?(?:0x[0-9a-f_]*|0[ob][0-7_]*|\.?[0-9][0-9_.:e+-]*)", re.IGNORECASE
 )
-"""What kubectl's parser may read as a truth value or a number, unlike pyyaml's: ``y``, ``1e3``."""
+"""Texts kubectl's parser, unlike pyyaml's, may read as a boolean or number: ``y``, ``1e3``."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,8 +1,8 @@
-"""Whether an object of the cluster is the one that a line of the ledger stands for.
+"""Checks whether an object of the cluster is the one in a line of the ledger.
 
-Anybody may make an object of the same name, before ours or after it, and a ledger can be changed.
-So an object is known by its uid, and by what our annotations say; the delete itself has the uid as
-its precondition.
+Anybody may make an object of the same name, before ours or after it, and a ledger can be
+changed. So an object is known by its uid, and by what our annotations say; the delete
+itself has the uid as its precondition.
 """
 
 from typing import Any
@@ -31,14 +31,14 @@ def origin_notes(request: LaunchRequest) -> dict[str, str]:
 
 
 def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) -> bool:
-    """Whether an object is the entry's; another one of its name is left alone.
+    """Return whether an object is the entry's; another one of its name is not touched.
 
     Args:
         run_id: The run of the ledger; None: it is no run's, but lists what was installed.
 
     Raises:
         AccessError: It has the entry's uid and is marked as another's; or the entry has no uid, as
-            the answer to its creation was lost, and nothing tells.
+            the answer to its creation was lost, and no mark decides it.
     """
     meta = item["metadata"]
     notes = meta.get("annotations") or {}
@@ -64,7 +64,7 @@ def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) 
 
 
 def _mark_mismatch(entry: LedgerEntry, meta: Object, run_id: str | None) -> str:
-    """What an object of ours would not say; empty: it is marked as it should be."""
+    """Return the mark that an object lacks to be ours; empty: it is marked as it should be."""
     if run_id is None or entry.kind == SHARED:
         label, wanted = MANAGED_BY
         found = (meta.get("labels") or {}).get(label)

@@ -35,10 +35,10 @@ def pod_spec(job: Object) -> Object:
 
 
 def unplaceable_reason(spec: Object, nodes: Iterable[Object]) -> str:
-    """What no node can allocate, with numbers; empty: a node could hold the pod, or there is none.
+    """Return what no node can allocate, with numbers; empty: a node could, or there is none.
 
     Args:
-        spec: Of the pod. Its node selector and tolerations choose among the nodes.
+        spec: Spec of the pod. Its node selector and tolerations choose among the nodes.
     """
     requests = spec["containers"][0]["resources"]["requests"]
     candidates = [node for node in nodes if _may_hold(spec, node)]
@@ -56,7 +56,7 @@ def unplaceable_reason(spec: Object, nodes: Iterable[Object]) -> str:
 
 
 def check_placeable(api: Api, job: Object) -> str:
-    """What speaks against submitting a job: a warning where an autoscaler may add larger nodes.
+    """Return a warning against submitting a job, if an autoscaler may add larger nodes.
 
     Raises:
         RequestError: Nodes of the instance type are there, and none could ever hold the pod.

@@ -1,4 +1,4 @@
-"""The pod that every target runs: one a node, with least rights, and nothing typed twice."""
+"""The pod that every target runs: one per node, with least rights, and no repeated input."""
 
 import base64
 import hashlib
@@ -163,7 +163,7 @@ def container(request: LaunchRequest, demand: Demand, *, env: list[EnvVar]) -> d
 
 
 def _metrics_address(request: LaunchRequest) -> list[EnvVar]:
-    """Where Prometheus reaches this pod: loopback would be its own."""
+    """Return the variable with the address for Prometheus: loopback would be its own."""
     if request.recipe.observe.prometheus is None or request.side is not None:
         return []
     source = {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -171,7 +171,7 @@ def _metrics_address(request: LaunchRequest) -> list[EnvVar]:
 
 
 def _metrics_port(request: LaunchRequest) -> dict[str, Any]:
-    """The port that a PodMonitor names; port 0 is found by its file alone."""
+    """Return the port that a PodMonitor names; port 0 is found only by its file."""
     place = metrics_endpoint(request.recipe.observe.prometheus)
     if place is None or not place.port or request.side is not None:
         return {}
@@ -199,7 +199,7 @@ def image(recipe: Recipe) -> str:
 
 
 def command(request: LaunchRequest) -> list[str]:
-    """What a node runs; an argument list, so that no shell reads it."""
+    """Return the command of a node, as an argument list, so that no shell reads it."""
     target = request.recipe.launch.kubernetes.target
     module, last = "shardyard.node", ["--place", target]
     if target == "pytorchjob":  # whose operator lets the other pods live, and makes a lost one anew
@@ -214,7 +214,7 @@ def command(request: LaunchRequest) -> list[str]:
 
 
 def environment(request: LaunchRequest) -> list[EnvVar]:
-    """The recipe's variables and secrets; the latter as references alone.
+    """Return the recipe's variables, and its secrets only as references.
 
     Raises:
         RequestError: A secret is kept where a pod cannot read it.
@@ -291,7 +291,7 @@ def _volume_source(recipe: Recipe, volume: Volume, index: int) -> dict[str, Any]
 
 
 def volume_mounts(recipe: Recipe) -> list[dict[str, Any]]:
-    """Where the volumes of ``volumes`` are seen."""
+    """Return the mounts of the volumes of ``volumes``."""
     mounts: list[dict[str, Any]] = [
         {"name": "recipe", "mountPath": RECIPE_FOLDER, "readOnly": True},
         {"name": "shared-memory", "mountPath": "/dev/shm"},
@@ -325,7 +325,7 @@ def pod_security() -> dict[str, Any]:
 
 
 def container_security(demand: Demand) -> dict[str, Any]:
-    """Security context of the container; EFA alone adds a right: to pin the memory it sends."""
+    """Return the security context; only EFA adds a right: to pin the memory it sends."""
     capabilities: dict[str, Any] = {"drop": ["ALL"]}
     if demand.has_efa:
         capabilities["add"] = ["IPC_LOCK"]
@@ -398,7 +398,7 @@ def grace_s(recipe: Recipe) -> int:
 
 
 def warnings(request: LaunchRequest) -> tuple[str, ...]:
-    """What is allowed and may be regretted."""
+    """Return warnings about settings that are allowed but may be regretted."""
     image, alone = request.recipe.launch.image, policies.warnings(request)
     if "@sha256:" in (image or ""):
         return alone

@@ -1,4 +1,4 @@
-"""What a whole-job restart is worth: which ends of a pod start the job again, and how often."""
+"""Restart policies of a whole job: which ends of a pod restart it, and how often."""
 
 from typing import Any
 
@@ -12,10 +12,11 @@ stopped itself."""
 
 
 def pod_failure_policy(container: str) -> dict[str, Any]:
-    """Of a Job with backoffLimit 0: any lost pod fails it, and these codes say so by name.
+    """Return the policy of a Job with backoffLimit 0: exit codes that fail it by name.
 
-    Everything else (75 of a node that lost another, 143 of a drained one, a killed or evicted pod)
-    fails the Job for BackoffLimitExceeded, and that restarts the JobSet.
+    Any lost pod fails the Job. Other codes fail it for BackoffLimitExceeded, and that restarts the
+    JobSet. Examples are 75 of a node that lost another, 143 of a drained one, and a killed or
+    evicted pod.
     """
     codes = {
         "containerName": container, "operator": "In", "values": list(HOPELESS_EXIT_CODES)
@@ -45,7 +46,7 @@ def time_limit_s(request: LaunchRequest) -> int | None:
 
 
 def reject_elastic(request: LaunchRequest) -> None:
-    """Refuse a range of nodes where the target keeps the number it started with.
+    """Reject a range of nodes if the target keeps the number it started with.
 
     Raises:
         RequestError: ``elastic`` asks for a range.
@@ -89,14 +90,14 @@ def pod_group(request: LaunchRequest, metadata: dict[str, Any], *, members: int)
 
 
 def join(request: LaunchRequest, template: dict[str, Any], group: str) -> None:
-    """Have pods of a template placed with their group, where that is asked."""
+    """Have pods of a template placed with their group, if the request asks for it."""
     if uses_volcano(request):
         template["metadata"]["annotations"][_GROUP] = group
         template["spec"]["schedulerName"] = "volcano"
 
 
 def kueue_labels(request: LaunchRequest) -> dict[str, str]:
-    """What hands a job to Kueue, where a queue of it is named."""
+    """Return the labels that hand a job to Kueue, if a queue of it is named."""
     settings = request.recipe.launch.kubernetes
     if settings.queue is None or settings.scheduler == "volcano":
         return {}
@@ -104,7 +105,7 @@ def kueue_labels(request: LaunchRequest) -> dict[str, str]:
 
 
 def warnings(request: LaunchRequest) -> tuple[str, ...]:
-    """That nobody places the pods together."""
+    """Return a warning if no scheduler places the pods together."""
     settings = request.recipe.launch.kubernetes
     if request.nodes == 1 or request.side is not None or settings.queue or uses_volcano(request):
         return ()
@@ -133,7 +134,7 @@ Term = list[dict[str, Any]]
 
 
 def selector_terms(capacity: PurchaseOption) -> list[Term]:
-    """What the labels of a node must be."""
+    """Return the terms that the labels of a node must match."""
     match capacity.kind:
         case "on-demand":  # self-managed groups have neither label
             return [[_one(label, "NotIn", others) for label, others in _TYPES.items()]]
@@ -145,7 +146,7 @@ def selector_terms(capacity: PurchaseOption) -> list[Term]:
 
 
 def node_affinity(capacity: PurchaseOption) -> dict[str, Any]:
-    """The ``affinity`` of a pod that takes such nodes alone."""
+    """Return the ``affinity`` of a pod that takes only such nodes."""
     terms = [{"matchExpressions": term} for term in selector_terms(capacity)]
     required = {"nodeSelectorTerms": terms}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}

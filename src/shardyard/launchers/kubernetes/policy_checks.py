@@ -16,7 +16,7 @@ _ENFORCERS = {
 """DaemonSet -> the plug-in that enforces policies, as each one's own manifests name it."""
 _VPC_CNI = "aws-node"
 _FLAG = "--enable-network-policy=true"
-"""Of its second container. Source: charts/aws-vpc-cni of aws/amazon-vpc-cni-k8s."""
+"""Flag of its second container. Source: charts/aws-vpc-cni of aws/amazon-vpc-cni-k8s."""
 
 
 def check_policies(_: LaunchRequest, api: Api) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
-"""What must be in a cluster before each target runs, at which version, and how it gets there.
+"""Parts that a cluster needs before each target runs, with their versions and installation.
 
-One row a part. A part that its project releases is applied from the release's address by kubectl or
-helm. No project's digest of these files is known here, so none is checked: HTTPS and the tag are
-what is trusted.
+One row a part. kubectl or helm applies a part that its project releases from the release's
+address. No project's digest of these files is known here, so none is checked: the trust is
+in HTTPS and the tag.
 """
 
 import json
@@ -49,24 +49,26 @@ InstallMethod = Literal["manifest", "kustomize", "chart", "addon"]
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Where a project's release is, and what applies it."""
+    """Address of a project's release, and the program that applies it."""
 
     method: InstallMethod
     url: str
-    """Of the manifest, of the kustomization, or of the chart's registry or repository; of an add-on
-    the page that describes it."""
+    """URL of the manifest, the kustomization, or the chart's registry or repository.
+
+    For an add-on: the page that describes it.
+    """
     read_on: str
     """Day on which version and address were read, or of the newest commit of where they were."""
     chart: str = ""
     """Or EKS's add-on."""
     namespace: str = ""
-    """Of a chart; others name their own."""
+    """Namespace of a chart; others name their own."""
     version: str = ""
-    """Of a chart or add-on; other addresses hold theirs."""
+    """Version of a chart or add-on; other addresses hold theirs."""
     values: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of a chart: what is not as it comes."""
+    """Values of a chart that differ from its defaults."""
     waits: bool = False
-    """Of a chart: whether what comes behind it needs it to answer."""
+    """Whether a chart must answer before the parts after it are installed."""
 
     def install(self, context: str) -> list[str]:
         """The command that installs it, as an argument list.
@@ -133,7 +135,7 @@ class Prerequisite:
     release: Release | None = None
     """None: rendered by us (etcd), or bound to a driver on the nodes and its vendor's."""
     image: str = ""
-    """Part of the image's name by which it is known in any cluster, whoever installed it."""
+    """Part of the image's name by which it is known in any cluster, regardless of the installer."""
 
     @property
     def label(self) -> str:
@@ -259,7 +261,7 @@ DEVICE_PLUGINS = {
 }
 
 MONITORS = ("PodMonitor", "PrometheusRule")
-"""Kinds that the Prometheus operator serves, of the release below or of whoever installed it."""
+"""Kinds that the Prometheus operator serves, from the release below or another installation."""
 PROMETHEUS = Prerequisite(
     name="Prometheus and Grafana",
     version="81.4.5",
@@ -332,7 +334,7 @@ ALL = (
 
 
 def needed(request: LaunchRequest) -> tuple[Prerequisite, ...]:
-    """What a recipe says of it, in the order in which it is installed; claims may need FSX too."""
+    """Return the parts a recipe needs, in the order of installation; claims may need FSX too."""
     settings = request.recipe.launch.kubernetes
     found = [_CONTROLLERS[settings.target]]
     if settings.scheduler == "volcano":

@@ -17,7 +17,7 @@ _QUANTITY = re.compile(r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)([A-Za-z]{0,2})")
 
 
 def quantity(text: str) -> float:
-    """The number that a quantity such as 500m, 2Ti or 1e3 stands for."""
+    """Return the number that a quantity such as 500m, 2Ti or 1e3 means."""
     found = _QUANTITY.fullmatch(text.strip())
     assert found is not None, f"{text!r} is no quantity of Kubernetes"
     return float(found[1]) * _SUFFIXES[found[2]]
@@ -55,7 +55,7 @@ def check_quota(request: LaunchRequest, api: Api) -> Iterator[Finding]:
 
 
 _UNLIMITED = ("cpu", "memory")
-"""Our pods have no limits of these: a node is theirs alone."""
+"""Resources without a limit in our pods: each pod has a node for itself."""
 
 
 def _wants_limits(quota: str, resource: str) -> Finding:
@@ -69,7 +69,7 @@ def _wants_limits(quota: str, resource: str) -> Finding:
 
 
 def _requested(request: LaunchRequest) -> dict[str, float]:
-    """By the names that quotas give them; a plain name stands for the request."""
+    """Return the requests by the names that quotas give them; a plain name means the request."""
     kind = TARGETS[request.recipe.launch.kubernetes.target].kind
     version, plural, _ = PLURALS[kind]
     nodes = request.nodes

@@ -1,4 +1,4 @@
-"""What the API server refused, in our words."""
+"""Errors of the API server, in our words."""
 
 import json
 from collections.abc import Iterator

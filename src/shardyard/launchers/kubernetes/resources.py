@@ -1,4 +1,4 @@
-"""What a pod asks of its node: devices and EFA interfaces from the catalogue, CPU, memory."""
+"""Requests of a pod to its node: devices and EFA interfaces from the catalogue, CPU, memory."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ _PLUGINS = {"cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi"}
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What one pod asks."""
+    """Resources that one pod requests."""
 
     devices: dict[str, int]
     """Resource name -> number: accelerators and EFA interfaces, given whole to one pod."""
@@ -48,7 +48,7 @@ class Demand:
         return quantities
 
     def requests(self) -> dict[str, str]:
-        """All that is asked; CPU and memory have no limit, as a pod has its node for itself."""
+        """Return all requests; CPU and memory have no limit, as a pod has its node for itself."""
         asked = {"cpu": str(self.cpus)}
         if self.memory_mib is not None:
             asked["memory"] = f"{self.memory_mib}Mi"
@@ -63,7 +63,7 @@ def chosen_instance(request: LaunchRequest) -> Instance | None:
 
 
 def demand_of(request: LaunchRequest) -> Demand:
-    """What each pod of a request asks.
+    """Return the resources that each pod of a request asks for.
 
     Raises:
         RequestError: More than a node has, or no device plugin is known for its devices.
@@ -99,7 +99,7 @@ def demand_of(request: LaunchRequest) -> Demand:
 
 
 def device_resource(accelerator: Accelerator) -> str:
-    """What its vendor's device plugin calls an accelerator.
+    """Return the resource name of an accelerator in its vendor's device plugin.
 
     Raises:
         RequestError: No plugin is known.

@@ -1,4 +1,4 @@
-"""Where a job stands, from its object and its pods; a state that no table knows is an error."""
+"""State of a job, from its object and its pods; a state that no table knows is an error."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ _STARTING = {"ContainerCreating", "PodInitializing"}
 
 
 def node_rank(pod: Object) -> int:
-    """Which node of the job a pod is."""
+    """Return the node rank of a pod in its job."""
     meta = pod["metadata"]
     for label in _INDEX_LABELS:
         value = meta.get("labels", {}).get(label) or meta.get("annotations", {}).get(label)
@@ -67,7 +67,7 @@ def latest_pods(pods: list[Object]) -> list[Object]:
 
 
 def is_running(pod: Object) -> bool:
-    """Whether its container runs and will go on to."""
+    """Return whether its container runs and will continue to."""
     if pod["metadata"].get("deletionTimestamp"):
         return False
     states = pod.get("status", {}).get("containerStatuses", [])
@@ -133,7 +133,7 @@ def _without_job(
 
 
 def _by_condition(kind: str, job: Object) -> tuple[JobState | None, str]:
-    """The last condition that says where the job stands, and its words."""
+    """Return the job's state from the last condition that gives one, and its words."""
     result: tuple[JobState | None, str] = (None, "")
     for condition in job.get("status", {}).get("conditions", []):
         name = condition["type"]
@@ -172,7 +172,7 @@ def _terminated(pod: Object) -> Object | None:
 
 
 def _failing_exit_code(pods: list[Object]) -> int | None:
-    """Of the container that failed first: the others were stopped for its sake."""
+    """Return the exit code of the container that failed first; the others were stopped for it."""
     ends = [end for pod in pods if (end := _terminated(pod)) and end["exitCode"] != 0]
     ends.sort(key=lambda end: str(end.get("finishedAt", "")))
     return int(ends[0]["exitCode"]) if ends else None
@@ -186,7 +186,7 @@ def _pod_words(pod: Object) -> str:
 
 
 def _trouble(pod: Object) -> str:
-    """Why a pod does not start; empty: nothing is wrong."""
+    """Return why a pod does not start; empty: it has no known problem."""
     for container in pod.get("status", {}).get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _STARTING:

@@ -27,7 +27,7 @@ from shardyard.launchers.kubernetes.resources import demand_of
 JOBSET_API_VERSION = "jobset.x-k8s.io/v1alpha2"
 
 JOB_UID = "metadata.labels['batch.kubernetes.io/controller-uid']"
-"""The Job's, which JobSet makes anew at each restart: the same on all pods of one start."""
+"""Uid of the Job, which JobSet recreates at each restart: the same on all pods of one start."""
 
 
 def jobset(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _job(request: LaunchRequest, template: dict[str, Any]) -> dict[str, Any]:
 
 
 def _jobset_rank_variables(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
-    """What `--place jobset` reads beside JOB_COMPLETION_INDEX, which Kubernetes sets."""
+    """Return the variables of `--place jobset`; Kubernetes sets JOB_COMPLETION_INDEX itself."""
     return [
         {"name": "SHARDYARD_NODES", "value": str(request.nodes)},
         {"name": "SHARDYARD_HOST", "value": f"{name}-{JOB}-0-0.{name}"},
@@ -98,10 +98,10 @@ RUNTIME_RIGHT = (
     "--verb=get --resource=clustertrainingruntimes.trainer.kubeflow.org, then kubectl create "
     "clusterrolebinding shardyard-runtimes --clusterrole=shardyard-runtimes --user=USER"
 )
-"""What reads a runtime, an object of the whole cluster, which no Role of a namespace can allow."""
+"""Grants reading a runtime, a cluster-wide object, which no namespace's Role can allow."""
 
 Schema = Literal["2.0", "2.1", "2.3"]
-"""2.3 stands for 2.2 too, whose fields are the same."""
+"""Version of TrainJob's fields; 2.3 includes 2.2, whose fields are the same."""
 
 
 def runtime_name(request: LaunchRequest) -> str:
@@ -214,7 +214,7 @@ def trainjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
 
 
 def _pod_patch(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
-    """What of the pod template is this run's own and may be patched."""
+    """Return the parts of the pod template that are this run's own and may be patched."""
     template = pod.pod_template(request, name, config=config, env=[], restarts=False)
     spec, container = template["spec"], template["spec"]["containers"][0]
     own = ("volumes", "nodeSelector", "affinity", "tolerations", "serviceAccountName")
@@ -358,12 +358,13 @@ def _elastic_policy(request: LaunchRequest, name: str) -> dict[str, Any]:
 
 
 def _place_pytorchjob(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
-    """What `--place pytorchjob` reads beside PET_*, which the operator sets.
+    """Return the variables of `--place pytorchjob`; the operator sets PET_* itself.
 
-    The session stays the same while single pods restart: they join the others again. The operator's
-    headless service for a pod has the pod's name, also for the one that is made in its place: by it
-    the others find the node that serves the store once worker 0 is lost. The policy
-    has no word for version 3 of etcd's API, so its nodes read where they meet here.
+    The session stays the same while single pods restart: they join the others again. The
+    operator's headless service for a pod has the pod's name, as does that of the pod that
+    replaces it. By that name the others find the node that serves the store once worker 0 is
+    lost. The policy cannot express version 3 of etcd's API, so its nodes read the rendezvous
+    here.
     """
     settings = request.recipe.launch.kubernetes
     place = {"name": "SHARDYARD_RENDEZVOUS", "value": rendezvous_of(settings)}
@@ -384,7 +385,7 @@ def _place_pytorchjob(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
 
 JOB_API_VERSION = "batch/v1"
 _RESTARTS = 1
-"""A pod that was evicted or lost is made again once; whoever waits for the answer may ask again."""
+"""Limit on retries: an evicted or lost pod is recreated once, and callers may ask again."""
 
 
 def side_job(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What somebody is woken for: rules for Prometheus, a row each, with what to do.
+"""Alert rules for Prometheus, a row each, with what to do.
 
-What an agent told last is asked for over the last hour, because an agent that ends takes its
-endpoint with it: Prometheus then has nothing of the run "now", whether it finished or was killed.
+An agent's last report is read over the last hour, because an agent that ends takes its
+endpoint with it. Prometheus then has no current data of the run, whether it finished or was
+killed.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from shardyard.rundir.metrics import ALL as RUN
 # which its exporter is told to collect by ``counters``, so that both ends read one list.
 
 RUN_LABELS = ("run_id", "node")
-"""Of every sample of a run, beside a metric's own."""
+"""Labels of every sample of a run, in addition to a metric's own."""
 
 # dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go: what every sample of a GPU has.
 DEVICE_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname")
@@ -52,7 +53,7 @@ def counters() -> str:
 
 
 _REMEMBERED = "1h"
-"""How long an end is told; longer than a notification may be delayed."""
+"""Period for which an end is reported; longer than a notification may be delayed."""
 
 # XIDs that a device goes on after, mostly of the program that ran on it; others wake somebody.
 # Source: severity MONITOR in awslabs/awsome-distributed-ai, 2.gpu-cluster-healthcheck.
@@ -67,14 +68,17 @@ class AlertRule:
     expr: str
     """Has one result for each run, or device, that is in this state."""
     after: str = "0s"
-    """How long it must be so before anybody is told."""
+    """Duration of the state before the alert fires."""
     severity: Literal["critical", "warning"]
     summary: str
     todo: str
 
 
 def _last_reported(states: str) -> str:
-    """Of each run the newest attempt whose agent's last word within the hour was such a state."""
+    """Return the query for each run's newest attempt whose agent last reported such a state.
+
+    It covers the last hour.
+    """
     metric = f'shardyard_run_state{{state=~"{states}"}}'
     return f"max by (run_id) (last_over_time({metric}[{_REMEMBERED}]))"
 

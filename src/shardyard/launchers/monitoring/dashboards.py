@@ -20,9 +20,9 @@ from shardyard.launchers.monitoring.alerts import (
 )
 
 _SCHEMA_VERSION = 39
-"""Of Grafana 11; newer ones read it and bring it up themselves."""
+"""Schema version of Grafana 11; newer ones read and upgrade it themselves."""
 _COLUMNS = 24
-"""Of Grafana's grid."""
+"""Columns of Grafana's grid."""
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
@@ -37,7 +37,7 @@ class Panel:
     """Grafana's name of it."""
     kind: Literal["timeseries", "stat"] = "timeseries"
     shows: Literal["value", "name"] = "value"
-    """Of a ``stat``: what it found, or what it is called."""
+    """Text of a ``stat``: the value found, or its name."""
     note: str = ""
 
     @property
@@ -48,7 +48,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What the reader chooses above the panels."""
+    """A choice for the reader above the panels."""
 
     name: str
     label: str
@@ -61,14 +61,14 @@ class Dashboard:
     """One page."""
 
     name: str
-    """Of its file, and its address in Grafana."""
+    """Name of its file, and its address in Grafana."""
     title: str
     variable: Variable
     panels: tuple[Panel, ...]
 
 
 def _of_run(metric: str, aggregation: str = "max") -> str:
-    """What concerns the run is the same on all nodes, where they share its folder."""
+    """Return the query for a metric of the run, the same on all nodes that share its folder."""
     return f'{aggregation}({metric}{{run_id="$run"}})'
 
 
@@ -85,7 +85,7 @@ _LOSSES = (
 
 
 def _device(title: str, metric: str, unit: str, *, note: str = "") -> Panel:
-    """Of each device, as its node's agent tells it."""
+    """Return a panel of each device's metric, as its node's agent reports it."""
     query = _by("node, device", f"shardyard_device_{metric}")
     return Panel(
         title=title, queries=((query, "node {{node}} device {{device}}"),), unit=unit, note=note
@@ -93,7 +93,7 @@ def _device(title: str, metric: str, unit: str, *, note: str = "") -> Panel:
 
 
 def _traffic(title: str, link: str) -> Panel:
-    """What each device sends and receives in a second."""
+    """Return a panel of the bytes each device sends and receives per second."""
     return Panel(
         title=title,
         queries=tuple(

@@ -1,4 +1,4 @@
-"""Is this Slurm fit for a run? Its controller, partition, devices, folder; nothing is changed."""
+"""Checks of Slurm for a run: its controller, partition, devices, folder; read-only."""
 
 import re
 from collections.abc import Callable
@@ -31,12 +31,12 @@ class Partition:
 def slurm_checks(
     request: LaunchRequest, shell: Shell, *, wants_gpus: bool, ask_when: Callable[[], str]
 ) -> list[Finding]:
-    """All that Slurm can be asked before a job is submitted.
+    """Run all checks of Slurm that are possible before a job is submitted.
 
     Args:
         shell: Runs Slurm's clients.
         wants_gpus: Whether the script asks for what Slurm calls gpu.
-        ask_when: When the job would start, in Slurm's words; raises where it would be refused.
+        ask_when: When the job would start, in Slurm's words; raises where it would be rejected.
     """
     try:
         ask(shell, ["scontrol", "ping"])

@@ -15,7 +15,7 @@ QUERY_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class ClientResult:
-    """How a client ended."""
+    """Result of a client."""
 
     exit_code: int
     out: str
@@ -163,14 +163,14 @@ _REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
 
 
 def ask(shell: Shell, argv: Sequence[str]) -> str:
-    """Run a client and return what it prints.
+    """Run a client and return its output.
 
     Raises:
         RequestError: The client is not installed, or the request can never be met.
         AccessError: Slurm does not permit it.
         CapacityError: Not now: a limit is reached, or the controller is away (NoAnswerError).
         UnknownJobError: There is no such job.
-        NoAccountingError: ``sacct`` has nothing to read.
+        NoAccountingError: ``sacct`` has no accounts to read.
         ShardyardError: It failed with words that are not known.
     """
     try:
@@ -191,7 +191,7 @@ def ask(shell: Shell, argv: Sequence[str]) -> str:
 
 
 def client_error(client: str, message: str) -> ShardyardError:
-    """What a client's words mean, as an error to raise."""
+    """Return the error that a client's output means."""
     for pattern, kind, remedy in _REFUSALS:
         if re.search(pattern, message):
             return kind(f"`{client}` was refused: {message.removesuffix('.')}. {remedy}")

@@ -97,9 +97,9 @@ class SlurmLauncher:
     forms: ClassVar[Mapping[str, EntryForm]] = {KIND: _FORM, SUBMITTED: _FORM}
     shell: Shell = run_client
     program: tuple[str, ...] = NODE_PROGRAM
-    """What Python is told to run on each node."""
+    """Python's arguments on each node."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """Where sbatch finds the secrets that it passes on by name."""
+    """Environment in which sbatch finds the secrets that it passes on by name."""
 
     def node_paths(self, recipe: Recipe) -> NodePaths:
         """The shared file system; in a container the targets of its mounts and the run's folder."""
@@ -301,7 +301,7 @@ class SlurmLauncher:
         return _reported_status(self._record(job), job).state
 
     def _record(self, job: Submission) -> JobRecord | None:
-        """What Slurm says of the job of this number; None: it knows none."""
+        """Return Slurm's record of the job of this number; None: it knows none."""
         try:
             return read_scontrol(
                 ask(self.shell, ["scontrol", *_cluster(job), "show", "job", job.id, "-o"])
@@ -311,7 +311,7 @@ class SlurmLauncher:
         return self._in_accounts([job]).get(job.id)
 
     def _in_queue(self, jobs: Sequence[Submission]) -> dict[str, JobRecord]:
-        """What the controller knows of jobs of one cluster, by number."""
+        """Return the controller's records of jobs of one cluster, by number."""
         asked = ["squeue", *_cluster(jobs[0]), "-a", "-h", "-t", "all", "-j", _numbers(jobs)]
         try:
             return read_squeue(ask(self.shell, [*asked, "-O", SQUEUE_FIELDS]))
@@ -319,7 +319,7 @@ class SlurmLauncher:
             return {}
 
     def _in_accounts(self, jobs: Sequence[Submission]) -> dict[str, JobRecord]:
-        """What the accounts know of jobs of one cluster, by number."""
+        """Return the accounts' records of jobs of one cluster, by number."""
         if not jobs:
             return {}
         asked = ["sacct", *_cluster(jobs[0]), "-X", "-n", "-P", "-j", _numbers(jobs)]
@@ -358,7 +358,7 @@ class SlurmLauncher:
                 )
 
     def _jobs_of(self, entry: LedgerEntry) -> list[Submission]:
-        """The job that an entry stands for; of an interrupted submission those of this folder."""
+        """Return the job of an entry; for an interrupted submission, the jobs of this folder."""
         if entry.id is not None:
             return [_job(entry.name, entry)]
         asked = ["squeue", "--me", "-h", "-o", "%A %o", f"--name={entry.name}"]
@@ -384,7 +384,7 @@ def _job(run_id: str, entry: LedgerEntry) -> Submission:
 
 
 def _script_in(details: Mapping[str, str]) -> str:
-    """What was given to sbatch, and so the command of the job."""
+    """Return the path of the script given to sbatch, which is the command of the job."""
     return str(Path(details["folder"]) / script_file(details))
 
 
@@ -396,7 +396,7 @@ def _is_owned(record: JobRecord, job: Submission) -> bool:
 
 
 def _reported_status(record: JobRecord | None, job: Submission) -> JobStatus:
-    """What a record says of the job, without the states of its nodes."""
+    """Return the status of the job from a record, without the states of its nodes."""
     if record is None or not _is_owned(record, job):
         return _gone(job, record)
     return _status(record, job)
@@ -433,7 +433,7 @@ def _logged_exit_code(job: Submission) -> int | None:
 
 
 _ENDS = {None: JobState.GONE, 0: JobState.SUCCEEDED, EXIT_DRAINED: JobState.DRAINED}
-"""What the last word of a script says of its job; all other codes: it failed."""
+"""Last exit code in a script's log -> state of its job; all other codes: it failed."""
 
 
 def _gone(job: Submission, other: JobRecord | None) -> JobStatus:
@@ -451,7 +451,7 @@ def _gone(job: Submission, other: JobRecord | None) -> JobStatus:
 
 
 def _target(mount: str) -> str:
-    """Where ``source:target`` or ``source:target:flags`` is in the container."""
+    """Return the container path of ``source:target`` or ``source:target:flags``."""
     source, *others = mount.split(":")
     return others[0] if others else source
 
@@ -489,6 +489,6 @@ def _throttled(every_s: float, question: Callable[[], bool]) -> Callable[[], boo
 
 
 def _cluster(job: Submission) -> list[str]:
-    """Which cluster of several, where sbatch said so."""
+    """Return the option that names the cluster, if sbatch named one of several."""
     cluster = job.details.get("cluster")
     return [f"--clusters={cluster}"] if cluster else []

@@ -1,4 +1,4 @@
-"""`--place slurm`: where a node of a batch job stands, as Slurm says it."""
+"""Place of a node of a batch job, as Slurm gives it: `--place slurm`."""
 
 import itertools
 import re
@@ -57,7 +57,7 @@ def _hosts_in(nodelist: str) -> Iterator[str]:
 
 
 def _entries(nodelist: str) -> Iterator[str]:
-    """Split at commas that stand outside of brackets."""
+    """Split at commas outside of brackets."""
     return iter(re.split(r",(?![^\[]*\])", nodelist.strip()))
 
 

@@ -1,8 +1,8 @@
-"""The batch script of a run on Slurm: what is asked of sbatch, and what the job does.
+"""The batch script of a run on Slurm: the options for sbatch, and the work of the job.
 
-One task per node; each is the node's own program, which starts a process per device. The script
-around them only waits, passes a wish to stop on, and puts the job back into the queue when the
-time limit was the reason.
+One task per node; each is the node's own program, which starts a process per device. The
+script around them only waits and passes a request to stop on. It puts the job back into the
+queue when the time limit was the reason.
 """
 
 import math
@@ -108,7 +108,7 @@ exit "$code"
 
 
 def recipe_file(side: Mapping[str, str]) -> str:
-    """What the nodes read, in the run's folder.
+    """Return the recipe that the nodes read, in the run's folder.
 
     Args:
         side: ``LaunchRequest.side_details``, or details of a ledger's line.
@@ -117,7 +117,7 @@ def recipe_file(side: Mapping[str, str]) -> str:
 
 
 def script_file(side: Mapping[str, str]) -> str:
-    """What sbatch is given, in the run's folder; arguments as of ``recipe_file``."""
+    """Return the script for sbatch, in the run's folder; arguments as of ``recipe_file``."""
     return f"launch/{side[SIDE_DETAIL]}.sbatch" if SIDE_DETAIL in side else "launch/slurm.sbatch"
 
 
@@ -125,10 +125,10 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
     """Return the whole script; pure.
 
     Args:
-        program: What Python is told to run on each node.
+        program: Python's arguments on each node.
 
     Raises:
-        RequestError: A value cannot stand in a batch script, or the time limit leaves no time.
+        RequestError: A value cannot be in a batch script, or the time limit leaves no time.
     """
     slurm = request.recipe.launch.slurm
     _check_script_values(request)
@@ -171,7 +171,7 @@ def exported_names(recipe: Recipe) -> tuple[str, ...]:
 
 
 def warnings(recipe: Recipe) -> tuple[str, ...]:
-    """What is allowed and may be regretted."""
+    """Return warnings about settings that are allowed but may be regretted."""
     kept = [
         f"secrets.{name}"
         for name, reference in sorted(parse_references(recipe.secrets).items())
@@ -229,7 +229,7 @@ def _minutes(request: LaunchRequest) -> int:
 
 
 def _queue(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
-    """Where it waits; a side job's own partition has not what a training's nodes must have."""
+    """Return the options of the queue; a side partition drops the training's constraint."""
     slurm = request.recipe.launch.slurm
     partition, constraint = slurm.partition, slurm.constraint
     if request.side is not None and slurm.side_partition is not None:
@@ -246,7 +246,7 @@ def _queue(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
 def _added(
     request: LaunchRequest, client: Literal["sbatch", "srun"]
 ) -> list[tuple[str, str | None]]:
-    """What the recipe adds; another partition of side jobs has not what these options speak of."""
+    """Return the options that the recipe adds; none for side jobs in their own partition."""
     slurm, is_side = request.recipe.launch.slurm, request.side is not None
     if is_side and slurm.side_partition is not None:
         return []
@@ -275,10 +275,10 @@ def _gpus_by_gres(request: LaunchRequest) -> int | None:
 
 
 def _outlives_nodes(request: LaunchRequest) -> bool:
-    """Whether the job goes on where a task is lost; a lost machine has Slurm start all again.
+    """Return whether the job continues without a lost task; a lost machine restarts all.
 
-    Not with ``--no-kill``: a job whose first machine is lost then runs on without its script, and
-    nobody drains or ends it.
+    ``--no-kill`` is not used: a job whose first machine is lost would then run on without its
+    script, and would not be drained or ended.
     """
     fewest = request.recipe.elastic.min_nodes
     return request.side is None and fewest != "auto" and fewest < request.nodes
@@ -292,11 +292,11 @@ def _device_kind(request: LaunchRequest) -> str:
 
 
 def _srun(request: LaunchRequest) -> list[str]:
-    """Start one task per node, each with a log of its own.
+    """Return the command that starts one task per node, each with a log of its own.
 
-    ``--kill-on-bad-exit`` is off: a drained node ends with 143, and the others, which may still be
-    saving, would be killed for it. They get as long as a drain may take; where they go on without a
-    lost one, as long as they want.
+    ``--kill-on-bad-exit`` is off: a drained node ends with 143, and the others, which may still
+    be saving, would be killed for it. They get as long as a drain may take. If they continue
+    without a lost one, their time is not limited.
     """
     recipe = request.recipe
     slurm = recipe.launch.slurm

@@ -1,4 +1,4 @@
-"""What Slurm's words for the state of a job mean, and how they are read."""
+"""Meaning of Slurm's words for the state of a job, and their parsing."""
 
 import re
 import signal
@@ -77,7 +77,7 @@ _WAITS = (
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """What Slurm says of a job, in its own words."""
+    """Slurm's record of a job, in its own words."""
 
     state: str
     """May have a suffix: ``CANCELLED by 1000``."""
@@ -89,7 +89,7 @@ class JobRecord:
     command: str | None = None
     """The script that it runs; None: the accounts were asked, which keep none."""
     name: str = ""
-    """As the accounts have it."""
+    """Name in the accounts."""
 
 
 def read_scontrol(text: str) -> JobRecord:

@@ -1,7 +1,7 @@
-"""What the search looks at for a network for images: data axes, zero levels, recompute.
+"""Search space of a network for images: data axes, zero levels, recompute.
 
-With batch norms the micro-batch stays: it is what they normalise over, so that another one learns
-otherwise.
+With batch norms the micro-batch stays. They normalise over it, so that another one changes
+the training result.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class ImageSpace:
         return with_image_layout(self._step, way[0], micro_batch=size, recompute=way[1])
 
     def device_bytes(self, work: ImageStep) -> float:
-        """What the driver shows at the peak."""
+        """Return the memory at the peak, as the driver shows it."""
         return image_memory(work).device_bytes
 
     def parts(self, work: ImageStep) -> Parts:

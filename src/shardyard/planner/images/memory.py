@@ -104,8 +104,11 @@ def _terms(step: ImageStep, part_index: int) -> tuple[Term, ...]:
 
 
 def _gathered(step: ImageStep, part_index: int) -> float:
-    """Of zero 3: this block, those that the backward pass comes to next, and what is in no block,
-    which stays whole from the forward pass on."""
+    """Count the bytes that zero 3 has gathered at this block.
+
+    They are this block, those that the backward pass reaches next, and the parameters outside
+    of blocks, which stay whole from the forward pass on.
+    """
     if not gathers_per_block(step):
         return 0.0
     ahead = step.parts[max(0, part_index - step.techniques.prefetch) : part_index + 1]
@@ -115,12 +118,12 @@ def _gathered(step: ImageStep, part_index: int) -> float:
 
 
 def _share_after(step: ImageStep, part_index: int) -> float:
-    """Of all parameters, those whose gradients are made once this part's are."""
+    """Return the share of all parameters whose gradients exist once this part's exist."""
     return sum(part.parameters for part in step.parts[part_index:]) / step.parameters
 
 
 def _saved_activations(step: ImageStep, part_index: int) -> float:
-    """What the parts up to this one have kept; this one, if it is recomputed, is whole again."""
+    """Count the bytes kept by the parts up to this one; this one, if recomputed, is whole again."""
     size, image = step.formats.compute_bytes, 3 * step.size**2
     kept = image * (size + (4 if size < 4 else 0))  # the image itself, and as it came: fp32
     for index, part in enumerate(step.parts[: part_index + 1]):
@@ -162,7 +165,7 @@ def _saved_reason(step: ImageStep) -> str:
 
 
 def image_traffic(step: ImageStep) -> tuple[Term, ...]:
-    """What each rank sends, by collective."""
+    """Return the bytes that each rank sends, by collective."""
     layout, formats, passes = step.layout, step.formats, step.micro_batches
     shards, copies = layout.dp_shard, layout.dp_replicate
     found = []

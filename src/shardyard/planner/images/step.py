@@ -1,7 +1,8 @@
-"""What is predicted of a run on images: one training step, said without the words of any framework.
+"""Workload of a run on images: one training step, independent of any framework.
 
-Beside ``planner/workload.py``, for networks whose operators are known one by one
-(``families/images``). An image takes the place of a token: a sample is one image.
+Counterpart of ``planner/workload.py``, for networks whose operators are known one by one
+(``families/images``). An image takes the place of a token: a sample is one image. The
+module also estimates the decoding by a node's cores.
 """
 
 import math
@@ -23,31 +24,36 @@ from shardyard.planner.workload import Formats, Recompute, Techniques, formats_o
 # How many images the cores of a node decode, and how many cores a training needs for that.
 
 DECODED_PER_WORKER_S = 130.0
-"""Images that one worker process decodes, crops and flips in a second while its neighbours do so
-too, of ImageNet's sizes. Where decoding is the limit: EfficientNet-B0 reaches 16,652 images/s on 8
-A100 with 16 workers each, 130 a worker, and ResNet-50, with ten times its work, 16,621
-(NVIDIA/DeepLearningExamples @0107cf27, PyTorch/Classification/ConvNets: efficientnet/README.md,
-resnet50v1.5/README.md; workers and the PyTorch loader: configs.yml). Pillow-SIMD decoded there;
-smaller or larger images go by their pixels, which nobody counts here."""
+"""Images that one worker process decodes, crops and flips in a second with busy neighbours.
+
+The images have ImageNet's sizes. Decoding is the limit in this source: EfficientNet-B0
+reaches 16,652 images/s on 8 A100 with 16 workers each, 130 a worker, and ResNet-50, with
+ten times its work, 16,621 (NVIDIA/DeepLearningExamples @0107cf27,
+PyTorch/Classification/ConvNets: efficientnet/README.md, resnet50v1.5/README.md; workers and
+the PyTorch loader: configs.yml). Pillow-SIMD decoded there. The rate of smaller or larger
+images depends on their pixels, which this number ignores.
+"""
 
 THREADS_SHARE = 0.8
-"""Of a node's hardware threads, those that decode; the rest belong to the processes that train and
-to the host. 64 workers kept that rate on the 80 threads of a DGX-1: 8,322 images/s of ResNet-50
-(the same source)."""
+"""Share of a node's hardware threads that decode.
+
+The rest belongs to the processes that train and to the host. 64 workers kept that rate on
+the 80 threads of a DGX-1: 8,322 images/s of ResNet-50 (the same source).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """What cores decode against what devices train."""
+    """Decoding rate of cores compared with the training rate of devices."""
 
     trained_per_s: float
     """Images that the devices take, if they are never made to wait."""
     decoded_per_s: float
     """Images that the cores of all nodes decode."""
     workers: int
-    """Of one node, that decode."""
+    """Decoding workers of one node."""
     needed: int
-    """Of one node, that would keep its devices busy."""
+    """Workers of one node that would keep its devices busy."""
     reason: str
 
     @property
@@ -57,10 +63,10 @@ class Decoding:
 
 
 def workers_of(cluster: ClusterHardware, threads: int | None) -> int | None:
-    """What decodes on one node; None: nobody says how many hardware threads it has.
+    """Count the decoding workers of one node. None if its number of hardware threads is not known.
 
     Args:
-        threads: Of each device's process, as the recipe asks; None: as many as there is room for.
+        threads: Threads of each device's process, as the recipe asks; None: as many as fit.
     """
     if cluster.threads is None:
         return None
@@ -94,10 +100,10 @@ def decoding_of(
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorGroup:
-    """Operators that follow each other: a block, or what stands before or after the blocks."""
+    """Operators that follow each other: a block, or a part before or after the blocks."""
 
     name: str
-    """Of the block; empty: it is none."""
+    """Name of the block; empty if it is none."""
     operators: tuple[Operator, ...]
 
     @cached_property
@@ -132,7 +138,7 @@ class ImageStep:
     ignored_recompute: str = ""
     """Recompute mode that is not counted, so that all is taken to be kept."""
     threads: int | None = None
-    """That decode for each device, as the recipe asks; None: as many as there is room for."""
+    """Decoding threads for each device, as the recipe asks. None: as many as there is room for."""
     decoded_per_s: float | None = None
     """Images that the cores of all nodes decode in a second; None: never waited for."""
 
@@ -238,7 +244,7 @@ def image_step_of(
 
 
 def check_unplanned_settings(recipe: Recipe) -> Iterable[Problem]:
-    """What a recipe for images asks and no plan counts; such a run starts all the same."""
+    """Yield settings of a recipe for images that no plan counts; such a run starts anyway."""
     recompute = recipe.memory.recompute
     if recompute not in ("none", "full"):
         text = f"={recompute!r} of a network for images is in no plan yet. Use none or full."

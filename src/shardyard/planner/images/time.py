@@ -1,9 +1,10 @@
 """Seconds of one training step on images, term by term.
 
-Each operator takes the longer of its arithmetic and its traffic with the device's memory; the host
-that launches operators one by one may be slower than both; what the data axes exchange goes on
-beside the blocks, and what outlasts them shows. Images that the cores of a node decode too slowly
-are waited for. ``docs/design/images-plan.md`` sets it against published rates.
+Each operator takes the longer of its arithmetic and its traffic with the device's memory.
+The host that launches operators one by one may be slower than both. The exchange of the
+data axes overlaps the blocks; its remainder is exposed. Images that the cores of a node
+decode too slowly make it wait. ``docs/design/images-plan.md`` compares it with published
+rates.
 """
 
 import math
@@ -56,7 +57,7 @@ _PASSES: dict[str, tuple[int, int, int, int]] = {
     "add": (2, 1, 3, 0),  # gradients of both branches are added
     "attention": (1, 1, 2, 3),  # q, k, v and their gradients; output, its gradient, row sums
 }
-"""How often an operator moves its tensors, as PyTorch's eager kernels do it."""
+"""Count of passes of an operator over its tensors, as in PyTorch's eager kernels."""
 
 _TURNED = ((2, 2), (4, 4))
 """Further passes over input and output of a convolution whose tensors are not ``channels_last``:
@@ -68,7 +69,7 @@ _PRODUCTS = ("conv", "linear")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEstimate:
-    """What a step takes, of one rank and of all."""
+    """Needs of a step, for one rank and for all."""
 
     workload: ImageStep
     memory: MemoryEstimate
@@ -185,7 +186,7 @@ def image_parts(
 
 
 def forward_s(step: ImageStep, accelerator: Accelerator) -> float:
-    """Seconds of the forward pass of one micro-batch alone, as in an evaluation."""
+    """Return the seconds of one micro-batch's forward pass only, as in an evaluation."""
     device = _device(accelerator, step.product_format, None)
     on_device = sum(_forward_s(row, step, device) for row in step.operators)
     return max(on_device, HOST_S * len(step.operators))
@@ -292,7 +293,7 @@ def _forward_s(row: Operator, step: ImageStep, device: _Device) -> float:
 
 
 def _arithmetic_s(row: Operator, batch: int, device: _Device) -> float:
-    """Of the forward pass."""
+    """Return the arithmetic time of the forward pass."""
     if row.kind == "attention":
         return batch * row.flops / device.rates.flash_flops_per_s
     if row.matrix is None:
@@ -337,10 +338,10 @@ def _groups(step: ImageStep, cluster: ClusterHardware) -> tuple[Group, Group]:
 def _data_s(
     step: ImageStep, timed: list[_PartTimes], cluster: ClusterHardware, *, slower: float
 ) -> float:
-    """What gathers and sums outlast.
+    """Return the time of gathers and sums that computation does not hide.
 
     Args:
-        slower: Where the host sets the pace, how much longer all operators take.
+        slower: Factor by which all operators take longer where the host sets the pace.
     """
     if step.layout.data_ranks == 1:
         return 0.0
@@ -361,7 +362,10 @@ def _data_s(
 
 
 def _norm_sums_s(step: ImageStep, cluster: ClusterHardware) -> float:
-    """Of one pass: every batch norm waits for two small sums, in each direction one."""
+    """Return the time of norm sums in one pass.
+
+    Every batch norm waits for two small sums, one in each direction.
+    """
     ranks = step.layout.data_ranks
     group = Group(size=ranks, per_node=min(ranks, cluster.reach))
     return sum(
@@ -370,7 +374,10 @@ def _norm_sums_s(step: ImageStep, cluster: ClusterHardware) -> float:
 
 
 def _exposed_gathers_s(step: ImageStep, timed: list[_PartTimes], cluster: ClusterHardware) -> float:
-    """Of one forward pass: each part is gathered while the one before it computes."""
+    """Return the exposed gathers of one forward pass.
+
+    Each part is gathered while the one before it computes.
+    """
     inner, _ = _groups(step, cluster)
     now = free = 0.0
     for each in timed:
@@ -389,8 +396,11 @@ def _exposed_sums_s(
     slower: float,
     gathers: bool,
 ) -> float:
-    """Of one backward pass: gradients are summed part by part, or by buckets where there are any,
-    one after the other while it goes on."""
+    """Return the exposed sums of one backward pass.
+
+    Gradients are summed part by part, or by buckets where there are any, one after the other
+    while the pass continues.
+    """
     inner, outer = _groups(step, cluster)
     now = free = sent = 0.0
     waiting, limit = 0.0, step.techniques.bucket_bytes and _FIRST_BUCKET_BYTES

@@ -1,4 +1,7 @@
-"""How the curves of a side look: ten colours, then the same again in other dashes."""
+"""Charts of compared runs: curves of several runs overlaid, for each value and each axis.
+
+The curves of a side have one of ten colours, then the same again in other dashes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +23,16 @@ _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2)
 
 @dataclass(frozen=True, kw_only=True)
 class LineStyle:
-    """Of one side, on every picture and in the legend."""
+    """Style of one side, in every picture and in the legend."""
 
     colour: str
-    """Of the style sheet."""
+    """Colour of the style sheet."""
     dashes: tuple[float, ...]
     """Lengths of line and gap; empty: a whole line."""
 
     @property
     def matplotlib_dashes(self) -> tuple[float, tuple[float, ...]]:
-        """As matplotlib takes a line's style: offset and lengths."""
+        """Line style as matplotlib takes it: offset and lengths."""
         return (0, self.dashes)
 
     def swatch(self) -> str:
@@ -43,7 +46,7 @@ class LineStyle:
 
 
 def line_style_of(side: int) -> LineStyle:
-    """By the side's number; the first is drawn alike whatever is beside it."""
+    """Return the look of a side by its number; the first always looks the same."""
     colours = len(_COLOURS)
     dashes = _DASHES[side // colours % len(_DASHES)]
     return LineStyle(colour=_COLOURS[side % colours], dashes=dashes)
@@ -52,10 +55,13 @@ def line_style_of(side: int) -> LineStyle:
 # Curves of several runs overlaid, one picture for each thing shown and each axis.
 
 MANY_POINTS = 150
-"""Of one run's steps; from here on a smooth curve is drawn, over the raw one of a few runs."""
+"""Count of a run's steps from which a smooth curve is drawn.
+
+For a few runs, the raw curve is drawn under it.
+"""
 FEW_RUNS = 8
 _POINTS, _BUCKETS = 600, 60
-"""Of one curve: raw, and smooth."""
+"""Points of one curve: raw, and smooth."""
 
 _TOLD_BY_LOSS = ("perplexity",)
 """Its exponential: the same curve in other numbers."""
@@ -69,10 +75,10 @@ class ChartedMetric:
     """One thing that is drawn against every axis."""
 
     name: str
-    """Of the picture: letters and hyphens."""
+    """Name of the picture: letters and hyphens."""
     title: str
     key: str
-    """Of a step's line; of an evaluation: a metric."""
+    """Key of a step's line; for an evaluation, a metric."""
     is_of_steps: bool
 
     def of(self, run: ComparedRun) -> Curve:
@@ -82,7 +88,7 @@ class ChartedMetric:
 
 
 def charted_metrics(comparison: RunComparison) -> list[ChartedMetric]:
-    """What these runs have numbers of."""
+    """List the pictures for which these runs have numbers."""
     unit = " or ".join(comparison.units)
     found = [ChartedMetric("loss", f"Training loss, nats per {unit}", "loss", is_of_steps=True)]
     metrics = dict.fromkeys(
@@ -140,7 +146,7 @@ def _paint(
     *,
     are_few: bool,
 ) -> None:
-    """One run's curve, broken at its gaps; what it is drawn by depends on this run alone."""
+    """Draw one run's curve, broken at its gaps; the style depends only on this run."""
     if not segments:
         return
     look = line_style_of(run.side)

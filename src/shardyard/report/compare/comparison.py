@@ -1,7 +1,8 @@
-"""Several runs side by side as one value: the page, the terminal and ``--json`` print the same.
+"""Comparison of several runs as one value: the page, the terminal and ``--json`` print the same.
 
-A side is one run, or several of one kind that were repeated. The first side is the baseline. Every
-number of a run is of its own folder alone: what else is compared changes none of them.
+A side is one run, or several of one kind that were repeated. The first side is the
+baseline. Every number of a run comes only from its own folder: other compared runs change
+none of them.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class ComparedRun:
     curves: RunCurves
     pace: Pace
     excluded_steps: dict[str, int]
-    """Steps that say nothing of its speed, by reason."""
+    """Steps that are left out of its speed, by reason."""
 
     @property
     def id(self) -> str:
@@ -63,14 +64,14 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSide:
-    """What is compared as one."""
+    """Runs that are compared as one."""
 
     number: int
     runs: tuple[ComparedRun, ...]
 
     @property
     def name(self) -> str:
-        """Of its first run, and how many there are."""
+        """Name of its first run, and the number of further ones."""
         first, more = self.runs[0].id, len(self.runs) - 1
         return first if not more else f"{first} and {more} more"
 
@@ -81,9 +82,9 @@ class RunComparison:
 
     sides: tuple[ComparedSide, ...]
     speeds: tuple[SpeedComparison, ...]
-    """Of each side but the first, beside the first."""
+    """Speed of each side but the first, compared with the first."""
     targets: tuple[Reached, ...]
-    """Of each target, each run."""
+    """Result of each run at each target."""
     settings: tuple[Difference, ...]
     environment: tuple[Difference, ...]
 
@@ -94,7 +95,7 @@ class RunComparison:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """What their losses and speeds are told of: token, image."""
+        """Units of their losses and speeds: token, image."""
         return tuple(dict.fromkeys(run.summary.unit for run in self.runs))
 
     def to_json(self) -> dict[str, Any]:

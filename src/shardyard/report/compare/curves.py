@@ -1,8 +1,8 @@
-"""A run as curves: each step that counts with its place on every axis a comparison can be read by.
+"""A run as curves: each step that counts, with its place on every axis of a comparison.
 
-A run that was resumed or rolled back has each step once: the last one counts, and what was lost and
-not done again is not shown. Nothing here knows of another run: what is shown beside a run changes
-none of its numbers.
+A run that was resumed or rolled back has each step once. The last one counts, and steps
+that were lost and not done again are not shown. This code knows no other run: the
+neighbours of a run change none of its numbers.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ AXES = {
     "hours": "hours of wall time, without waiting between attempts",
     "dollars": "US dollars",
 }
-"""What curves can be drawn against, and how the axis is called."""
+"""Axes against which curves can be drawn, and their names."""
 
 Position = Mapping[str, float | None]
 """By axis; None: not known, so that a curve has no point there."""
@@ -56,14 +56,14 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCurves:
-    """What one run shows."""
+    """Curves of one run."""
 
     steps: tuple[Line, ...]
-    """Lines of the steps that stand."""
+    """Lines of the steps that count."""
     positions: tuple[Position, ...]
-    """Of each of them, at its end."""
+    """Place of each of these steps, at its end."""
     evaluations: tuple[tuple[Position, Line], ...]
-    """Scores of each evaluation that stands, and where it ended."""
+    """Scores of each evaluation that counts, and where it ended."""
 
     def of_steps(self, key: str) -> Curve:
         """A number of each step's line."""

@@ -1,7 +1,7 @@
-"""What differs between runs: settings with every default and ``auto`` resolved, and surroundings.
+"""Differences between runs: resolved settings with every default, and environment.
 
-Only what differs is told. A setting that a resume changed differs by itself, and is told by all the
-values that it had.
+``auto`` is resolved too. Only differences are listed. A setting that a resume changed
+differs by itself, and is shown with all the values that it had.
 """
 
 import json
@@ -25,7 +25,7 @@ class Difference:
 
     name: str
     values: tuple[str, ...]
-    """Of each run, in the order in which they were named; `` -> `` where a resume changed it."""
+    """Value in each run, in the order they were named; `` -> `` where a resume changed it."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

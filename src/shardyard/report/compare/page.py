@@ -94,7 +94,7 @@ def _reason(speed: SpeedComparison) -> str:
 
 
 def excluded_steps_text(comparison: RunComparison) -> str:
-    """How many steps say nothing of the speed, of each run that has any."""
+    """Return the number of steps left out of the speed comparison, for each run that has any."""
     told = [
         f"of {run.id} {sum(run.excluded_steps.values()):,} ("
         + ", ".join(f"{number:,} {reason}" for reason, number in run.excluded_steps.items())
@@ -287,7 +287,7 @@ def _codes(row: Sequence[str]) -> list[str]:
 
 
 def _css(comparison: RunComparison, charts: Charts) -> str:
-    """Which pictures are there for each choice, and which curves in them."""
+    """Return the CSS that shows the pictures and curves of each choice on the page."""
     rules = [
         f"main:has(#axis-{axis}:not(:checked)) #against-{axis} {{ display: none; }}"
         for axis in charts
@@ -306,14 +306,14 @@ def _css(comparison: RunComparison, charts: Charts) -> str:
 def write_comparison(
     sides: Sequence[Sequence[RunDir]], page: Path, *, target: Target
 ) -> RunComparison:
-    """Compare runs and write the page; without pictures where none can be drawn.
+    """Compare runs and write the page; without pictures where drawing is impossible.
 
     Args:
         sides: The runs of each side, the baseline first.
         target: Metric -> value; empty: what the runs' own run.target asks for.
 
     Raises:
-        RequestError: There is nothing to compare, a run is named twice or has not begun, or none
+        RequestError: Fewer than two sides are given, a run is named twice or has not begun, or none
             is evaluated by a metric of the target.
         StorageError: The page cannot be written.
     """

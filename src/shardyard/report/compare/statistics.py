@@ -1,4 +1,4 @@
-"""Which steps of a run say how fast its steps are, and how many are left out, by reason."""
+"""Steps of a run that count for its speed, and the number left out, by reason."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from shardyard.rundir.counted_lines import start_of
 # Quantiles of Student's t, which Python's library lacks and a report needs no SciPy for.
 
 _STEPS = 400
-"""Of Simpson's rule: the quantile is then right to 1e-6."""
+"""Steps of Simpson's rule, which make the quantile right to 1e-6."""
 
 
 @cache
@@ -71,21 +71,23 @@ def _within(t: float, degrees: int) -> float:
 Verdict = Literal["faster", "slower", "inconclusive"]
 
 SMALLEST_EFFECT = 0.02
-"""Of step time; a smaller one is no verdict, however sure it is."""
+"""Smallest share of step time for a verdict; a smaller effect is none, however certain."""
 BETWEEN_RUNS = 0.01
 """Standard deviation between runs of one recipe, where too few runs are there to show it."""
 CONFIDENCE = 0.95
 BLOCKS = 8
 """Stretches of a run that show its drift."""
 BATCHES = 4
-"""Of neighbouring steps in each of them, which show its noise."""
+"""Batches of neighbouring steps in each stretch, which show its noise."""
 _DRIFT_FACTOR = 2.0
-"""Of a random walk: the square that the means of two runs in a row are apart, over what the
-variances of their eighths add up to."""
+"""Square of the distance between two runs' means, over the sum of their eighths' variances.
+
+It holds for a random walk and two runs in a row.
+"""
 _FREE = 3
 """Degrees of freedom of a run's drift: eighths that wander are alike, too."""
 MIN_STEPS = BLOCKS * BATCHES * 2
-"""Of one run; a batch of one step knows nothing of its neighbours."""
+"""Fewest steps of one run; a batch of one step has no neighbours to compare with."""
 MIN_PAIRS = 3
 """Pairs of runs that make an interval by themselves."""
 _CUT = 10
@@ -98,29 +100,29 @@ class Pace:
 
     name: str
     started_t: float
-    """Unix seconds; who alternated with whom is told by it."""
+    """Unix seconds; they show which runs alternated."""
     seconds: tuple[float, ...]
-    """Of each step, for a token, an image or a sample; in order."""
+    """Time of each step, for a token, an image or a sample; in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedComparison:
-    """Step time of one side beside the baseline's, for the same work."""
+    """Step time of one side compared with the baseline's, for the same work."""
 
     verdict: Verdict
     ratio: float | None
     """Above 1: slower than the baseline. None: too few steps."""
     low: float | None
     high: float | None
-    """Where the ratio lies, at ``CONFIDENCE``."""
+    """Upper end of the ratio's interval at ``CONFIDENCE``; `low` is the lower end."""
     ratio_of_means: float | None
     """With the slowest steps in full, as the clock counts them."""
     steps: tuple[int, int]
-    """That count, of the baseline and of this side."""
+    """Number of steps that count, of the baseline and of this side."""
     how: str
-    """What the interval is made of."""
+    """Basis of the interval, in words."""
     why: str
-    """Of the verdict."""
+    """Reason for the verdict."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -129,11 +131,11 @@ class SpeedComparison:
 
 @dataclass(frozen=True)
 class _Level:
-    """What one run says of the logarithm of its step time."""
+    """Estimate by one run of the logarithm of its step time."""
 
     log_s: float
     square_error: float
-    """Of it, as a forecast of another run's; without what is between runs."""
+    """Squared error as a forecast of another run's value, without the variance between runs."""
 
 
 def compare_speed(baseline: Sequence[Pace], other: Sequence[Pace]) -> SpeedComparison:
@@ -217,7 +219,10 @@ def alternating_pairs(baseline: Sequence[Pace], other: Sequence[Pace]) -> list[t
 
 
 def _level(seconds: Sequence[float]) -> _Level:
-    """Of at least ``MIN_STEPS`` steps; the first few are left out so that stretches are even."""
+    """Return the level of at least ``MIN_STEPS`` steps.
+
+    It leaves out the first few so that stretches are even.
+    """
     size = len(seconds) // (BLOCKS * BATCHES)
     logs = [math.log(each) for each in seconds[-size * BLOCKS * BATCHES :]]
     length = size * BATCHES
@@ -232,14 +237,14 @@ def _level(seconds: Sequence[float]) -> _Level:
 
 
 def _winsorized(logs: Sequence[float]) -> list[float]:
-    """The outermost tenths moved to where they begin; nothing is left out, the order stays."""
+    """Clip the outermost tenths to where they begin; all values stay, in order."""
     tenths = quantiles(logs, n=_CUT, method="inclusive")
     low, high = tenths[0], tenths[-1]
     return [min(max(each, low), high) for each in logs]
 
 
 WARM_UP_STEPS = 5
-"""Of each start and phase: memory is taken, kernels are chosen, caches fill."""
+"""Steps left out after each start and phase: memory fills, kernels are chosen, caches warm."""
 
 START, EVALUATION, SAVE = "the first of a start", "beside an evaluation", "during a save"
 OTHER, UNTIMED = "on other ranks or of another phase", "without a time"
@@ -278,7 +283,7 @@ def pace_of(record: RunRecord, times: Sequence[AttemptTime]) -> tuple[Pace, dict
 
 
 def _kind(line: Line) -> tuple[int | None, int | None]:
-    """What makes steps of one run differ in length: its ranks, and its phase."""
+    """Return what makes steps of one run differ in length: its world size and its phase."""
     return line.get("world_size"), line.get("phase")
 
 
@@ -306,7 +311,7 @@ def _evaluating(record: RunRecord) -> set[int]:
 
 
 def _saving(record: RunRecord, steps: Sequence[Line]) -> set[int]:
-    """Steps at a save, and those that it was written beside."""
+    """Return steps at a save, and those during which it was written."""
     lasted = {
         (*start_of(event), event.get("step")): event.get("seconds") or 0.0
         for event in record.all("checkpoint_durable")

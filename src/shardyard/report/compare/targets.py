@@ -1,4 +1,4 @@
-"""When each run reached a target, and for how much: by the first evaluation that stands."""
+"""Step, time and cost at which each run reached a target: the first evaluation that counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -50,10 +50,10 @@ def parse_target(text: str) -> tuple[str, float]:
 
 
 def targets_of(records: Sequence[RunRecord], requested: Target) -> list[dict[str, float]]:
-    """What was asked for; else each target that a run has itself, once.
+    """Return the requested targets; without any, each target of the runs' recipes, once.
 
     Raises:
-        RequestError: No run is evaluated by a metric that was asked for.
+        RequestError: No run is evaluated by a requested metric.
     """
     if requested:
         _check_metrics(records, requested)
@@ -67,7 +67,7 @@ def targets_of(records: Sequence[RunRecord], requested: Target) -> list[dict[str
 
 
 def reached(record: RunRecord, curves: RunCurves, target: Target) -> Reached:
-    """The first evaluation that stands and is all that the target asks for."""
+    """Return the first evaluation that counts and meets the whole target."""
 
     def result(reason: str, at: Mapping[str, float | None]) -> Reached:
         return Reached(target=dict(target), run=record.run.run_id, at=dict(at), why_not=reason)
@@ -103,7 +103,7 @@ def _best(curves: RunCurves, name: str, metric: Metric) -> str:
 
 
 def _metrics(record: RunRecord) -> Mapping[str, Metric]:
-    """Of the run's task; of one that cannot be told, those that every text has."""
+    """Return the metrics of the run's task; for an unknown task, those that all text tasks have."""
     usual = {"loss": Metric(), "perplexity": Metric(), BITS_PER_BYTE: Metric()}
     if record.resolved is None:
         return usual

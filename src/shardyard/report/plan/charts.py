@@ -81,7 +81,7 @@ OWN_NAMES = tuple(OWN_COLOURS)
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One stacked bar: ``parts`` by name, of bytes or seconds, and what stands above it."""
+    """One stacked bar: ``parts`` by name, of bytes or seconds, and the text above it."""
 
     name: str
     numbers: str
@@ -199,14 +199,17 @@ def _time_numbers(
 
 
 _WIDTH = 4.4
-"""Inches: text of 8 points is then as large as the page's, beside another figure or on a phone."""
+"""Width in inches: 8-point text is then as large as the page's.
+
+It fits next to another figure or on a phone.
+"""
 _LINE_PT = 11.0
 _BAR_PT = 17.0
 _GAP_PT = 9.0
 _AROUND_PT = 46.0
 """Title and axis."""
 _LABEL_CHARACTERS = 62
-"""Of 8 points that fit the width in the widest of the page's fonts."""
+"""Most characters of 8 points that fit the width in the widest of the page's fonts."""
 _FAR = 3.0
 """A limit so many times above the widest bar is not drawn: the bars would be too small to read."""
 
@@ -274,7 +277,10 @@ def draw_time(bars: Sequence[Bar], *, name: str = "plan-time") -> str:
 
 
 def figures(plan: Plan, search: Search | None, needed: Sequence[tuple[str, MemoryEstimate]]) -> str:
-    """Memory beside step time, each with its legend below, as HTML; no speed: memory alone."""
+    """Return memory next to step time, each with its legend below, as HTML.
+
+    Without a known speed: only memory.
+    """
     stacked, steps = memory_bars(plan, search, needed), time_bars(plan, search)
     return side_by_side(stacked, steps, plan.memory_limit_bytes)
 
@@ -287,13 +293,13 @@ def side_by_side(
     prefix: str = "",
     most_bytes: float | None = None,
 ) -> str:
-    """Bars of memory beside bars of step time, each with its legend below, as HTML.
+    """Return bars of memory next to bars of step time, each with its legend below, as HTML.
 
     Args:
-        steps: None where no speed can be said: memory then stands alone.
+        steps: None where the speed is unknown: then only memory is drawn.
         limit: Bytes of a device.
-        prefix: Of the pictures' names, to tell them from others of their page.
-        most_bytes: As of ``draw_memory``.
+        prefix: Prefix of the pictures' names, to distinguish them from others of their page.
+        most_bytes: See ``draw_memory``.
     """
     memory = draw_memory(stacked, limit, name=f"{prefix}plan-memory", most_bytes=most_bytes)
     memory += _memory_keys(stacked, limit)
@@ -418,7 +424,7 @@ def _with_tooltips(svg: str, name: str, bars: Sequence[Bar], unit: Callable[[flo
 _SIZE_INCHES = (5.0, 3.7)
 _TIMES_S = (1, 10, 60, 600, 3600, 10_800, 36_000, 86_400, 259_200, 864_000, 2_592_000, 8_640_000,
             31_536_000, 94_608_000, 315_360_000)  # fmt: skip
-"""Where a logarithmic axis of time has ticks: 1 s to 10 years, round in their unit."""
+"""Ticks of a logarithmic axis of time: 1 s to 10 years, round in their unit."""
 _MOST_TICKS = 7
 _NEAR_PT, _FAR_PT = 5.0, 44.0
 """Between a point and its label."""

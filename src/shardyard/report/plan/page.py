@@ -32,7 +32,7 @@ Tile = tuple[str, str, str]
 
 
 def tiles(plan: Plan) -> list[Tile]:
-    """How full, how fast, how long, how dear, how often it fails: label, value, a line below."""
+    """Return tiles on memory, speed, MFU, time, price and failures: label, value, a line below."""
     return [
         ("memory of a rank", *_memory_plan_tiles(plan)),
         (f"{plan.units} per second", *_rate(plan)),
@@ -124,7 +124,7 @@ Cells = tuple[str, ...]
 THIS = "this recipe"
 
 _MOST_OF_LIMIT = 1.5
-"""Where bars of memory are cut off: what is far from fitting would leave no room for what fits."""
+"""Factor of the limit at which memory bars are cut off, to leave room for plans that fit."""
 
 
 def advice_sections(advice: Advice, *, has_chart: bool) -> list[str]:
@@ -208,7 +208,7 @@ def _unmeasured(advice: Advice, changes: Sequence[Change]) -> str:
 
 
 def _words(change: Change) -> str:
-    """What it is, what it does here and why, and what to write."""
+    """Describe the change: its name, its effect and reason, and the settings to write."""
     assert change.effect is not None  # it has a plan
     parts = [f"{change.what}: {change.effect.words()}"]
     parts += [change.note] if change.note else []
@@ -229,12 +229,12 @@ def plan_page(
     advice: Advice | None = None,
     no_charts_reason: str = "",
 ) -> str:
-    """The whole page as text: no network, no script, nothing beside it.
+    """Return the whole page as text: no network, no script, no other files.
 
     Args:
-        search: Its best layouts are drawn beside the plan.
+        search: Search whose best layouts are drawn next to the plan.
         bars: Name and memory of each of ``search.best``, in its order.
-        advice: What each technique and lever would do; None: nobody asked.
+        advice: Effect of each technique and lever; None: not requested.
         title: The page's first line.
         no_charts_reason: Why there are none; empty: they are drawn.
     """

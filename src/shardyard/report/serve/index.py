@@ -1,8 +1,8 @@
-"""The runs of a folder as rows, read again only where their files have changed.
+"""Runs of a folder as rows, read again only where their files have changed.
 
-What was read is kept in a file beside the runs, so that a page of ten thousand runs is there at
-once; it is a cache that may be deleted at any time. Whether a run goes on is asked of its lease
-each time, as a process that was killed changes no file.
+Rows are kept in a file next to the runs, so that a page of ten thousand runs appears at
+once. The file is a cache that may be deleted at any time. Whether a run continues is read
+from its lease each time, as a process that was killed changes no file.
 """
 
 import json
@@ -67,7 +67,7 @@ class Index:
         self._is_changed = False
 
     def rows(self) -> list[RunRow]:
-        """The runs, the most recently changed first; looked at anew now and then."""
+        """Return the runs, the most recently changed first; reread now and then."""
         with self._lock:
             now_s = time.monotonic()
             if not self._rows or now_s - self._scanned_s > max(
@@ -182,7 +182,7 @@ def _read(run: RunDir) -> RunRow:
 
 
 def _as_it_goes_on(run: RunDir, row: RunRow) -> RunRow:
-    """The same row if a process holds the run as before, else read anew."""
+    """Return the same row if the run's lease is held or free as before, else a reread one."""
     is_going = row.state in ("running", "draining")
     with suppress(StorageError):
         if is_locked(run.lease) == is_going:
@@ -197,18 +197,18 @@ def _as_it_goes_on(run: RunDir, row: RunRow) -> RunRow:
 # gap.
 
 KEYS = tuple(key for key in METRIC_KEYS if key not in ("step", "attempt", "generation", "phase"))
-"""What may be drawn, beside evaluations."""
+"""Metrics that can be drawn, in addition to evaluations."""
 EVALUATION = "eval_"
 """Begins the name of a metric of evaluations: ``eval_loss``."""
 X_KEYS = ("step", "epoch", "samples", "tokens")
 
 _POINTS_OF_ALL, _MOST_POINTS, _LEAST_POINTS = 40_000, 2_000, 200
 _LINE_BYTES = 620
-"""Of metrics.jsonl, about."""
+"""Approximate bytes of a line of metrics.jsonl."""
 
 
 class Curves:
-    """Of all runs that were asked for, kept while their files do not change."""
+    """Curves of all requested runs, kept while their files do not change."""
 
     def __init__(self, max_cached: int = 300) -> None:
         self._max_cached = max_cached
@@ -292,7 +292,7 @@ def _step_after(file: int, offset: int) -> list[dict[str, Any]]:
 
 
 def _whole_lines(file: int, offset: int, size: int) -> Iterator[dict[str, Any]]:
-    """What stands between two places, without the lines that they cut."""
+    """Yield the lines between two places of a file, without the lines that they cut."""
     *lines, _ = os.pread(file, size, offset).split(b"\n")
     for line in lines[1:] if offset else lines:
         if content := _object(line):

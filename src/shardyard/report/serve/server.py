@@ -1,8 +1,8 @@
-"""A read-only page of all runs in a folder, on loopback: `shardyard serve`.
+"""Read-only page of all runs in a folder, on loopback: `shardyard serve`.
 
-Answers GET alone. What a browser asks for is looked up among the runs that are there, so no path
-comes from outside; a page of another site cannot read the answers, as names that are not ours are
-refused, and no script but the page's own runs.
+It only answers GET. A browser's request is looked up among the existing runs, so no path
+comes from outside. A page of another site cannot read the answers, as foreign host names
+are rejected and only the page's own scripts run.
 """
 
 import gzip
@@ -39,7 +39,7 @@ _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 
 
 
 class HttpError(Exception):
-    """What was asked is not answered."""
+    """Request that the server rejects."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -47,17 +47,17 @@ class HttpError(Exception):
 
 
 class Pages:
-    """What is answered, by path; knows nothing of HTTP."""
+    """Responses by path; independent of HTTP."""
 
     def __init__(self, folder: Path) -> None:
         self.index = Index(folder)
         self._curves = Curves()
 
     def answer(self, path: str, query: Mapping[str, list[str]]) -> tuple[bytes, str]:
-        """The content of a path and its type.
+        """Return the content of a path and its type.
 
         Raises:
-            Refused: There is no such thing.
+            Refused: The path does not exist.
         """
         if path in _PARTS:
             name, kind = _PARTS[path]
@@ -190,7 +190,7 @@ class Server(ThreadingHTTPServer):
                 "the address is not this machine's. Give --port 0 for any free one."
             ) from error
         self.name = f"[{host}]" if ":" in host else host
-        """As a browser writes the host."""
+        """Host as a browser writes it."""
 
     def server_bind(self) -> None:
         """Bind without HTTPServer's search for this machine's name, which can take seconds."""
@@ -203,5 +203,5 @@ class Server(ThreadingHTTPServer):
         return f"http://{self.name}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is nothing to say."""
+        """Ignore a browser that leaves in the middle of an answer."""
         del request, client_address

@@ -1,8 +1,8 @@
 """Pictures of a study as inline SVG: efficiency, throughput, epoch time, memory, and the step.
 
-A line joins neighbouring sizes that were measured or published and that scale; none goes through a
-size that failed, that changed its settings, or that nobody measured. What is predicted or
-extrapolated is drawn as the band that it may be in, and never as a line.
+A line joins neighbouring sizes that were measured or published and that scale. None goes
+through a size that failed, that changed its settings, or that was not measured. Predicted
+and extrapolated values are drawn as the band of their possible values, and never as a line.
 """
 
 import math
@@ -29,7 +29,7 @@ _STACK = ("blue", "orange", "green", "purple", "teal", "amber", "brown", "pink",
 _BAND_OPACITY = 0.36
 _KNOWN = ("measured", "published")
 _AIR = 0.06
-"""Of a range of values, that is free above the highest."""
+"""Share of a range of values that is free above the highest."""
 _TO_FILL = 8
 """Sizes with a label each on an axis; of more, every second one has."""
 
@@ -131,7 +131,7 @@ def _paint_memory(axes: Axes, rows: Sequence[Values]) -> None:
 
 
 def _paint_step(axes: Axes, rows: Sequence[Values]) -> None:
-    """Bars beside each other: what was measured of a step, and what the plan says of it."""
+    """Draw bars next to each other: a step's measured terms, and those of the plan."""
     bars = [
         (row, key, kind)
         for row in rows
@@ -200,7 +200,7 @@ def _whiskers(axes: Axes, rows: Sequence[Values]) -> None:
 def _fill(
     axes: Axes, rows: Sequence[Values], key: str, *, scale: float, label: str, color: str
 ) -> None:
-    """A band for each size: between two sizes nothing is said."""
+    """Draw a band for each size, and none between two sizes."""
     known = [row for row in rows if row[f"{key}_low"] is not None]
     for number, row in enumerate(known):
         low, high = scale * row[f"{key}_low"], scale * row[f"{key}_high"]

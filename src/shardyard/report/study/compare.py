@@ -1,12 +1,13 @@
-"""Studies beside each other: the same sizes, is one faster there, and does one scale better?
+"""Comparison of studies: the same sizes, which is faster there, and which scales better.
 
-The first study is the baseline. Speeds are those of the runs of a size, judged as `shardyard
-compare` judges any two runs; studies of one kind that were repeated are one side, so that their
-runs of a size are repeats too. Scaling is the speed at a size over the speed at the smallest size
-that the two share: what is faster everywhere by the same factor scales alike.
+The first study is the baseline. Speeds are those of the runs of a size, judged as
+`shardyard compare` judges any two runs. Repeated studies of one kind are one side, so that
+their runs of a size are repeats too. Scaling is the speed at a size over the speed at the
+smallest size that the two share: a study that is faster everywhere by the same factor
+scales alike.
 
-A published table has one number a size: its efficiencies stand beside the others, and nothing is
-concluded from them.
+A published table has one number a size: its efficiencies are shown next to the others,
+without a verdict.
 """
 
 import math
@@ -66,7 +67,7 @@ class StudyTable:
     name: str
     folder: Path
     rows: Mapping[int, StudyRow]
-    """By accelerators; measured and published sizes alone."""
+    """Rows by accelerators; only measured and published sizes."""
 
     def run(self, accelerators: int) -> RunDir | None:
         """The run of a size, where its folder is there."""
@@ -98,9 +99,9 @@ class SizeComparison:
     efficiency: float | None
     """Against the smallest size that all sides share."""
     speed: SpeedComparison | None
-    """Step time beside the baseline's; None: of the baseline itself, or a size has no run."""
+    """Step time compared with the baseline's; None: the baseline itself, or a size has no run."""
     scaling: Scaling | None
-    """None: of the baseline, of the smallest size, or nothing is known of it."""
+    """Scaling; None: the baseline, the smallest size, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +110,18 @@ class StudyComparison:
 
     sides: tuple[tuple[StudyTable, ...], ...]
     unit: Unit
-    """Of the rates."""
+    """Unit of the rates."""
     base: int
     """Accelerators of the smallest size that all sides share."""
     sizes: tuple[SizeComparison, ...]
     """By accelerators, then by side."""
     settings: tuple[Difference, ...]
-    """That differ between the studies' runs of that size; empty too where there are none."""
+    """Settings that differ between the studies' runs of that size; empty too without such runs."""
     settings_of: tuple[str, ...]
     """Ids of these runs, in the order of each difference's values."""
 
     def name(self, side: int) -> str:
-        """Of its first study, and how many there are."""
+        """Return the name of its first study, and the number of further ones."""
         studies = self.sides[side]
         more = len(studies) - 1
         return studies[0].name if not more else f"{studies[0].name} and {more} more"
@@ -148,10 +149,10 @@ def is_study(folder: Path) -> bool:
 
 
 def read_study(folder: Path) -> StudyTable:
-    """What the table of a study says.
+    """Read the table of a study.
 
     Raises:
-        RequestError: It is damaged, is of another version, or holds several series.
+        RequestError: The table is damaged, is of another version, or holds several series.
     """
     file = folder / JSON
     try:
@@ -202,7 +203,7 @@ def compare_studies(sides: Sequence[Sequence[StudyTable]]) -> StudyComparison:
         sides: The studies of each side, the baseline first.
 
     Raises:
-        RequestError: One side alone, a study named twice, no size in common, or other units.
+        RequestError: Only one side, a study named twice, no size in common, or other units.
     """
     _check_sides(sides)
     unit = _unit(sides)
@@ -274,7 +275,7 @@ def _check_sides(sides: Sequence[Sequence[StudyTable]]) -> None:
 
 
 def _unit(sides: Sequence[Sequence[StudyTable]]) -> Unit:
-    """What all of them have a rate of."""
+    """Return the unit in which all studies have a rate."""
     rows = [row for studies in sides for study in studies for row in study.rows.values()]
     units: tuple[Unit, ...] = ("tokens", "samples")
     for unit in units:
@@ -299,7 +300,7 @@ def _rate(studies: Sequence[StudyTable], size: int, unit: Unit) -> float | None:
 def _speeds(
     records: Mapping[tuple[int, int], list[RunRecord]],
 ) -> dict[tuple[int, int], SpeedComparison]:
-    """Of each side but the first at each size; none where either has no run."""
+    """Compare each side but the first at each size; leave out sizes where either has no run."""
     paces: dict[tuple[int, int], list[Pace]] = {
         place: [pace_of(record, summarize(record).attempts)[0] for record in found]
         for place, found in records.items()
@@ -312,7 +313,7 @@ def _speeds(
 
 
 def _scaling(speed: SpeedComparison | None, base: SpeedComparison | None) -> Scaling | None:
-    """From the step times of a size and of the smallest one, both beside the baseline's.
+    """Compute scaling from the speed ratios of a size and of the smallest one to the baseline.
 
     The two are of other runs, so that their errors are independent; their intervals are even on
     the logarithm.
@@ -440,7 +441,7 @@ def settings_table(comparison: StudyComparison) -> Table:
 
 
 def method_notes(comparison: StudyComparison) -> list[str]:
-    """What the numbers are."""
+    """Explain the numbers: speed, scaling and intervals."""
     first = comparison.name(0)
     return [
         f"Speed: step time at a size beside that of {first} at the same size; 1.05 is 5 % slower. "
@@ -476,10 +477,10 @@ def _reasons(comparison: StudyComparison) -> list[str]:
 
 
 def write_study_comparison(sides: Sequence[Sequence[StudyTable]], page: Path) -> StudyComparison:
-    """Compare studies and write the page; without pictures where none can be drawn.
+    """Compare studies and write the page; without pictures where drawing is impossible.
 
     Raises:
-        RequestError: There is nothing to compare.
+        RequestError: The studies cannot be compared.
         StorageError: The page cannot be written.
     """
     beside = compare_studies(sides)

@@ -1,13 +1,14 @@
-"""How sure a mean step time is, from the steps of one run: an interval by batch means.
+"""Confidence in a mean step time, from the steps of one run: an interval by batch means.
 
-Steps that follow each other are alike (caches, neighbours on the machine, clocks), so that each of
-them for itself would count as more evidence than it is. The steps are cut into a few stretches of
-equal length, whose means hardly depend on each other, and Student's t says how far the mean of
-these may be from the truth (Law and Kelton, Simulation Modeling and Analysis, batch means). The
-mean and not the median: a step that is slow now and then is paid for too.
+Steps that follow each other are alike (caches, neighbours on the machine, clocks). Each of
+them separately would count as more evidence than it is. So the steps are cut into a few
+stretches of equal length, whose means hardly depend on each other. Student's t bounds how
+far the mean of these may be from the truth (Law and Kelton, Simulation Modeling and
+Analysis, batch means). The mean and not the median: a step that is slow now and then is
+paid for too.
 
-What differs from one run of the same size to the next (other nodes, other neighbours) is not in
-it: that takes several runs.
+The interval leaves out differences from one run of the same size to the next (other nodes,
+other neighbours): that takes several runs.
 """
 
 import math
@@ -25,7 +26,7 @@ CONFIDENCE_WORDS = "95 % interval by batch means"
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How sure a mean is, as a share of it: on the logarithm, so that ratios are simple."""
+    """Uncertainty of a mean, as a share of it: on the logarithm, so that ratios are simple."""
 
     error: float
     """Standard error of the mean over the mean."""
@@ -39,7 +40,7 @@ class Spread:
         return math.exp(t_half_width(max(1, math.floor(self.freedom)), CONFIDENCE) * self.error)
 
     def combined_with(self, other: "Spread") -> "Spread":
-        """Of the ratio of two independent means (Welch and Satterthwaite)."""
+        """Return the spread of the ratio of two independent means (Welch and Satterthwaite)."""
         squares = self.error**2, other.error**2
         total = sum(squares)
         if total == 0:
@@ -49,7 +50,7 @@ class Spread:
 
 
 def spread_of(seconds: Sequence[float]) -> Spread | None:
-    """Of the mean of step times, in the order in which they came; None: too few for an interval."""
+    """Return the spread of the mean of step times, given in order; None: too few steps."""
     stretches = min(SEGMENTS, len(seconds) // _LEAST_STEPS)
     if stretches < _MIN_SEGMENTS:
         return None

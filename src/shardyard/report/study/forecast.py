@@ -1,9 +1,9 @@
-"""What the plan says of one size, and how far the terms that it cannot know may carry it.
+"""Forecast of one size by the plan, and the range of the terms that the plan cannot know.
 
-A plan takes the network between nodes as it is sold, and slow ranks as the best published runs had
-them. Both are known to be worse at times, and no recipe says when. So each forecast is given with
-the step at its best (nothing between nodes is ever waited for) and at its worst, term by term.
-Nothing here is fitted to the runs that the forecast is held against.
+A plan takes the network between nodes as it is sold, and slow ranks as the best published
+runs had them. Both are known to be worse at times, and no recipe says when. So each
+forecast is given with the step at its best (no wait for transfers between nodes) and at its
+worst, term by term. Forecasts are never fitted to the runs that they are compared with.
 """
 
 import math
@@ -18,10 +18,13 @@ from shardyard.planner.step_time import NAMES
 from shardyard.report.study.rows import Forecast, OpenTerm, SeriesRow, Settings
 
 SLOW_RANKS_PER_DOUBLING = 0.017
-"""Of a step, lost with each doubling of the nodes where ranks wait for each other most: the step of
-MPT-7b grew by 10.1 % over the six doublings from 8 to 512 H100, the one published table here that
-keeps its configuration from a single node on (benchmarks/groundtruth/scaling), all of it counted as
-waiting. No bound: some lose more. A plan takes ``SLOWER_PER_DOUBLING``."""
+"""Share of a step lost with each doubling of the nodes where ranks wait for each other most.
+
+The step of MPT-7b grew by 10.1 % over the six doublings from 8 to 512 H100, all of it
+counted as waiting. It is the one published table here that keeps its configuration from a
+single node on (benchmarks/groundtruth/scaling). It is no bound: some lose more. A plan
+takes ``SLOWER_PER_DOUBLING``.
+"""
 
 _WAITS = NAMES["wait_s"][0]
 
@@ -51,7 +54,7 @@ def row_of(plan: Plan, work: Work | None, cluster: ClusterHardware | None) -> Se
 
 
 def settings_of(plan: Plan) -> Settings:
-    """What of a plan must not change between sizes."""
+    """Return the settings of a plan that must not change between sizes."""
     layout = plan.layout
     ranks = layout.data_ranks
     name = layout_name(layout).partition(" (")[0]  # without the number of copies and ranks

@@ -23,7 +23,7 @@ WARM_UP_WORDS = "of each start the first tenth of its steps, at least one, is wa
 
 
 def measured_row(record: RunRecord, planned: SeriesRow) -> SeriesRow:
-    """What a run of one size measured, beside what was planned of it.
+    """Return the measurements of a run of one size, together with the plan's values.
 
     Args:
         planned: The row of its plan: settings, prices and forecast.
@@ -83,7 +83,7 @@ def _mean_per_step(lines: Sequence[Line], key: str) -> float | None:
 
 
 def _terms(lines: Sequence[Line]) -> tuple[tuple[str, float], ...]:
-    """What a run can tell apart of a step; the plan's terms are finer."""
+    """Return the terms of a step that a run can tell apart; the plan's terms are finer."""
     step = fmean(line["step_time_s"] for line in lines)
     data = fmean(line.get("data_wait_s") or 0.0 for line in lines)
     return (("computes and exchanges", max(0.0, step - data)), ("waits for data", data))

@@ -77,7 +77,7 @@ def read_table(path: Path) -> ScalingSeries:
 
 
 def constant_batch(rows: list[SeriesRow]) -> Hold | None:
-    """Which batch is the same in all rows; None: neither, or it is not said."""
+    """Return the batch that is the same in all rows; None: neither, or unknown."""
     batches = [row.settings.global_batch for row in rows]
     known = [batch for batch in batches if batch is not None]
     if len(known) < len(rows) or len(rows) < 2:
@@ -130,7 +130,7 @@ def _cell_errors(cells: Mapping[str, str]) -> list[str]:
 
 
 def _clashes(rows: list[SeriesRow]) -> list[str]:
-    """Sizes that stand twice, and rates of different kinds."""
+    """Return sizes that occur twice, and rates of different kinds."""
     sizes = [row.accelerators for row in rows]
     twice = sorted({size for size in sizes if sizes.count(size) > 1})
     found = [f"{size} accelerators stand in several rows; give one row a size" for size in twice]

@@ -20,7 +20,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeRate:
-    """How fast a size was, all accelerators together; at least one of the three is known."""
+    """Speed of a size, all accelerators together; at least one of the three is known."""
 
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
@@ -30,22 +30,22 @@ class SizeRate:
 
     @property
     def value(self) -> float:
-        """What efficiencies are made of: the same of the three for all rows of a series."""
+        """Basis of efficiencies: the same of the three for all rows of a series."""
         known = (self.tokens_per_s, self.samples_per_s, self.epochs_per_s)
         return next(value for value in known if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What must be the same for two sizes to be called scaling; empty or None: not known."""
+    """Settings that must be equal for two sizes to be called scaling; empty or None: unknown."""
 
     micro_batch: int | None = None
     accumulation: int | None = None
     """Micro-batches of one data rank in a step."""
     layout: str = ""
-    """Of the data axes by their usual name, and the model axes, without the number of ranks."""
+    """Data axes by their usual name, and the model axes, without the number of ranks."""
     is_one_rank: bool = False
-    """Nothing is sharded on one rank, whatever was asked: its data axes are no other layout."""
+    """Whether it is one rank, where every sharding setting gives the same layout."""
     recompute: str = ""
     precision: str = ""
     global_batch: int | None = None
@@ -60,17 +60,17 @@ class OpenTerm:
     assumed: str
     """At its worst, in words."""
     step_s: float
-    """The step with this term alone at its worst."""
+    """Step time with only this term at its worst."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What the plan says of a size, and how far its open terms may carry it."""
+    """Forecast of a size by the plan, and the range that its open terms allow."""
 
     samples_per_step: int
     step_s: float
     best_s: float
-    """The step if nothing between nodes is ever waited for."""
+    """Step time without any wait for transfers between nodes."""
     worst_s: float
     """The step with all open terms at their worst."""
     open_terms: tuple[OpenTerm, ...]
@@ -78,7 +78,7 @@ class Forecast:
     """None: images."""
     mfu: float | None = None
     memory_bytes: int | None = None
-    """Of one device."""
+    """Memory of one device."""
     terms: tuple[tuple[str, float], ...] = ()
     """Seconds of the step by what they are spent on."""
 
@@ -161,10 +161,10 @@ _NAMES = {
 
 
 def changes(row: Settings, first: Settings, hold: Hold | None) -> tuple[str, ...]:
-    """What differs from the first size, so that the two are no scaling of one thing.
+    """Return the settings that differ from the first size, so that the two are not called scaling.
 
-    With the global batch held, each device has fewer samples by definition, and accumulation gives
-    way: that alone is what strong scaling means, and is no change here.
+    With the global batch held, each device has fewer samples by definition, and accumulation
+    shrinks. That is the meaning of strong scaling, and is no change here.
     """
     found = []
     for name in (each.name for each in fields(Settings) if each.name in _NAMES):

@@ -1,8 +1,8 @@
-"""Efficiency of each size against the first, with its interval; what is predicted; what is not.
+"""Efficiency of each size against the first, with its interval: measured and predicted.
 
-Efficiency is the rate of an accelerator over that of an accelerator of the smallest size that has
-one. It is called scaling only where no setting changed. Sizes that nobody measured are
-extrapolated between two laws, and no further than ``FARTHEST`` times the largest measured size.
+Efficiency is the rate of an accelerator over that of an accelerator of the smallest size
+that has one. It is called scaling only where no setting changed. Unmeasured sizes are
+extrapolated between two laws, and at most to ``FARTHEST`` times the largest measured size.
 """
 
 import math
@@ -115,10 +115,10 @@ def _predicted(row: SeriesRow, first: SeriesRow | None) -> Figure | None:
 
 
 def open_points(row: SeriesRow, first: SeriesRow) -> list[tuple[str, str, float]]:
-    """What each open term of a forecast would take of its efficiency at its worst.
+    """Return how much efficiency each open term of a forecast would cost at its worst.
 
     Returns:
-        Name, what is assumed then, and the share of efficiency, largest first.
+        Name, assumption, and the share of efficiency, largest first.
     """
     ours, theirs = row.forecast, first.forecast
     if ours is None or theirs is None:
@@ -177,7 +177,7 @@ def _extrapolated(row: SeriesRow, all_points: Sequence[Point]) -> Figure | None:
 
 
 def series_notes(series: ScalingSeries) -> list[str]:
-    """What must be said of a series beside its table: failures, changes, open terms."""
+    """Return the remarks next to a series' table: failures, changes, open terms."""
     found = points(series)
     said = [f"{series.name}: {series.kind}."]
     first = next((point for point in found if point.is_first), None)
@@ -206,7 +206,7 @@ def series_notes(series: ScalingSeries) -> list[str]:
 
 
 def _open_words(point: Point, first: SeriesRow, where: str) -> list[str]:
-    """Which term is missing, and the band that it leaves."""
+    """Describe the missing term and the band that it leaves."""
     figure, error = point.predicted, point.error
     if figure is None or figure.low is None or figure.high is None:
         return []

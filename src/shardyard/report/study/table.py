@@ -18,7 +18,7 @@ from shardyard.report.study.values import Values, values_of
 from shardyard.units import format_bytes, format_seconds, format_usd
 
 VERSION = 1
-"""Of table.json."""
+"""Version of table.json."""
 
 Column = tuple[str, str, Callable[[Values], str]]
 """Its head in words, the key that it is of, and the text of a cell."""
@@ -53,7 +53,7 @@ def _of(key: str, text: Callable[[Any], str]) -> Callable[[Values], str]:
 
 
 def _rated(key: str, text: Callable[[Any], str]) -> Callable[[Values], str]:
-    """As ``_of``, marked where it is predicted by rates that were never measured."""
+    """Format like ``_of``, and mark values predicted from rates that were never measured."""
 
     def cell(row: Values) -> str:
         is_marked = row["unmeasured"] and row["origin"] == "predicted"
@@ -110,7 +110,7 @@ _ALWAYS = {"nodes", "accelerators", "origin", "changed", "efficiency"}
 
 
 def columns_of(rows: Sequence[Values]) -> list[Column]:
-    """Those that some row has something in."""
+    """Return the columns that have a value in some row."""
     return [
         column
         for column in COLUMNS
@@ -119,7 +119,7 @@ def columns_of(rows: Sequence[Values]) -> list[Column]:
 
 
 def method_notes(series: Sequence[ScalingSeries]) -> list[str]:
-    """What the numbers are, for whoever reads them without the page."""
+    """Explain the numbers, for readers of the table without the page."""
     said = [
         "Efficiency is the rate of an accelerator over that of the smallest size. In brackets: "
         "settings changed too, so that it is not called scaling."
@@ -188,7 +188,7 @@ def _cell_text(value: Any) -> Any:
 
 
 def to_markdown(name: str, series: Sequence[ScalingSeries], notes: Sequence[str] = ()) -> str:
-    """Tables and what must be said beside them; curves are on the page."""
+    """Return tables and the remarks on them; curves are on the page."""
     blocks = [f"# {_escaped(name)}", *(_escaped(note) for note in notes)]
     for each in series:
         blocks += _series_blocks(each)

@@ -77,7 +77,7 @@ def _values(
 
 
 def _predicted_memory_bytes(row: SeriesRow) -> int | None:
-    """Of a device; a plan gives it for devices too whose speed nobody measured."""
+    """Return memory of a device; a plan gives it also for devices without a measured speed."""
     if row.forecast is not None:
         return row.forecast.memory_bytes
     return row.memory_bytes if row.origin == "predicted" else None

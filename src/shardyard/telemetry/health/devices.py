@@ -1,7 +1,8 @@
-"""What is wrong with one node and its devices, in words, from its telemetry line by line.
+"""Problems of one node and its devices, in words, from its telemetry line by line.
 
-A number speaks against a device only beside its peers, or where the device itself says why; one
-that is missing speaks against nobody. What passes within a few lines is not said.
+A number counts against a device only compared with its peers, or where the device itself
+gives the reason. A missing number counts against no device. Problems that pass within a few
+lines are not reported.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ _KNOWN = {
 
 
 def xid(code: int) -> Xid:
-    """What is known of a number."""
+    """Return the known meaning of an error number."""
     return _KNOWN.get(code, Xid("an error of the driver", "either"))
 
 
@@ -64,16 +65,16 @@ Kind = Literal[
 ]
 
 _ROW = 4
-"""Lines in a row that say the same, before it is said, or said to be over."""
+"""Lines in a row with the same result, before a problem or its end is reported."""
 _SLOW_CLOCK = 0.93
-"""Of the median of its peers; boards of one kind differ by a few steps of 15 MHz."""
+"""Fraction of its peers' median; boards of one kind differ by a few steps of 15 MHz."""
 _WORKS = 0.5
 """A device that is used less has no reason for its full clock."""
 _SAME_XID_S = 600.0
 _THROTTLED = 0.25
-"""Of the periods between two lines, in which the limit of processor time was used up."""
+"""Share of the periods between two lines that used up the processor time limit."""
 _SLOW_LINK = 0.9
-"""Of what the link could be set to, or of its peers': the next lower setting is half."""
+"""Fraction of the link's highest setting, or of its peers'; the next lower setting is half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class DeviceFinding:
     is_over: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the finding as JSON."""
         return asdict(self)
 
 
@@ -101,12 +102,12 @@ class DeviceHealthMonitor:
         self._rows: dict[tuple[Kind, int | None], int] = {}
         self._reported: dict[tuple[Kind, int | None], str] = {}
         self._periods: tuple[float, float] | None = None
-        """Of the limit of processor time: all, and those in which it was used up."""
+        """Periods of the processor time limit: all, and those that used it up."""
         self._ecc: dict[int, float] = {}
         self._xids: dict[tuple[int, int], float] = {}
 
     def evaluate(self, sample: TelemetrySample) -> list[DeviceFinding]:
-        """What is new with this line."""
+        """Return the new findings of this line."""
         devices = set(range(len(sample.head.names)))
         slow_pcie, unknown = self._slow_pcie_links(sample)
         return [
@@ -165,9 +166,9 @@ class DeviceHealthMonitor:
         return found
 
     def _slow_pcie_links(self, sample: TelemetrySample) -> tuple[dict[int, str], set[int]]:
-        """What is wrong, and the devices of which the line says nothing.
+        """Return the problems, and the devices without values in the line.
 
-        A device at rest lowers its link, lawfully; so only those at work are looked at.
+        A device at rest lowers its link, lawfully; so only those at work are checked.
         """
         now, most, used = (
             sample.devices.get(name, (None,) * len(sample.head.names))
@@ -192,7 +193,10 @@ class DeviceHealthMonitor:
         return dict.fromkeys(sample.unanswered, "its counters do not answer")
 
     def _throttled_cpus(self, sample: TelemetrySample) -> tuple[dict[None, str], set[None]]:
-        """By the limit of processor time; nothing is known of a line in which nothing ran."""
+        """Return whether the processor time limit slows it.
+
+        A line in which no process ran leaves this unknown.
+        """
         limit, *counts = (
             sample.numbers.get(f"cpu_{name}")
             for name in ("limit_cores", "limit_periods", "throttled_periods")
@@ -219,11 +223,11 @@ class DeviceHealthMonitor:
         now: Mapping[Any, str],
         observed: Collection[int | None],
     ) -> Iterator[DeviceFinding]:
-        """What so many lines in a row say that the line before did not.
+        """Yield findings that enough lines in a row agree on and the line before did not.
 
         Args:
-            now: What is wrong, by device; None: by the node itself.
-            observed: Those of which the line says anything.
+            now: Current problems, by device; None: the node itself.
+            observed: Devices for which the line has values.
         """
         for device in observed:
             key = (kind, device)
@@ -242,18 +246,18 @@ class DeviceHealthMonitor:
 
 
 class NetworkHealthMonitor:
-    """Of all nodes, by what their network's links are set to."""
+    """Judge of all nodes, by the settings of their network links."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
         self._reported: dict[int, str] = {}
 
     def evaluate(self, t: float, speeds: Mapping[int, float | None]) -> dict[int, DeviceFinding]:
-        """Node rank -> what is new of it.
+        """Return node rank -> new finding.
 
         Args:
-            speeds: Node rank -> bits/s of all of its links; None: it does not say, which speaks
-                against nobody.
+            speeds: Node rank -> bits/s of all of its links; None: not reported, which
+                counts against no node.
         """
         known = {node: speed for node, speed in speeds.items() if speed is not None}
         found = {}
@@ -278,7 +282,7 @@ class NetworkHealthMonitor:
 
 
 def describe_findings(findings: Sequence[tuple[int, str, DeviceFinding]]) -> list[str]:
-    """What is wrong, or was, in a line each; none: nothing.
+    """Describe present and past problems, a line each; empty without any.
 
     Args:
         findings: With the node's rank and name, in order of time.

@@ -1,9 +1,10 @@
-"""Which of many alike takes longer than its peers, against what was usual for it: block by block.
+"""Detection of slow units among peers, against each unit's usual time: block by block.
 
-The numbers are logarithms of seconds, so that a deviation of 0.1 is 10 % whatever is timed. What
-all peers share (longer samples, a busy switch) cancels; what one of them always had (a slower
-board, a smaller share of work) is its baseline. How far a deviation must go is learnt from the
-deviations that there were: their spread, and the largest that lasted for some blocks.
+The numbers are logarithms of seconds, so that a deviation of 0.1 is 10 % for any timing.
+What all peers share (longer samples, a busy switch) cancels. A lasting difference of one of
+them (a slower board, a smaller share of work) is its baseline. The threshold of a deviation
+is learnt from the past deviations: their spread, and the largest that lasted for some
+blocks.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ Ints = npt.NDArray[np.int64]
 HISTORY = 64
 """Blocks from which a unit's usual deviation is known, the newest ones."""
 FEWEST = 6
-"""Of them, before a change is looked for."""
+"""Fewest blocks of history before changes are detected."""
 _BLIND = 2
 """Blocks from which no spread is known yet."""
 FLOOR = 0.05
-"""Smaller changes are not told: half of the smallest that is worth a word."""
+"""Smallest change to report: half of the smallest that matters."""
 _SPREADS = 4.0
 """Standard deviations of a block."""
 _LASTED = 1.5
@@ -33,12 +34,15 @@ _LOOKS = ((0.075, 2), (0.15, 3))
 """Up to this threshold, so many blocks in a row are enough; beyond, ``_MOST_LOOKS``."""
 _MOST_LOOKS = 6
 _CLEAR = ((2.0, 3), (4.0, 2))
-"""Where each of them goes so many times as far, so many blocks are enough, but not where others
-use the same processor in bursts: there the threshold is beyond those of ``_LOOKS``."""
+"""Larger thresholds, as multiples, each with the fewer blocks that are then enough.
+
+They do not apply where others use the same processor in bursts: there the threshold is
+beyond those of ``_LOOKS``.
+"""
 _BACK = 0.5
-"""Of the threshold: below it a unit is as it was."""
+"""Fraction of the threshold below which a unit is back to normal."""
 _MAD = 1.4826
-"""Of a normal distribution: standard deviations in a median absolute deviation."""
+"""Standard deviations in a median absolute deviation of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +55,20 @@ class OutlierTransition:
     level was always there."""
     is_over: bool
     is_level: bool
-    """Told for where it stands beside its peers, not for a change."""
+    """Whether it is reported for its level compared with its peers, not for a change."""
     is_since_start: bool
     """It has stood there in every block so far."""
 
 
 class OutlierDetector:
-    """Of units that are compared with each other.
+    """Deviations of units that are compared with each other.
 
     Args:
-        groups: Of each unit, the number of those that it is compared with.
-        level: How many times as long as its peers a unit takes that is told without a change.
-        least_s: Longer than usual by less is not worth a word.
-        fewest_looks: Blocks in a row that speak for a change, also where all is quiet.
-        is_bursty: Whether what is timed shares a processor with others.
+        groups: Group number of each unit; units of one group are compared.
+        level: Ratio of a unit's time to its peers', above which it is reported without a change.
+        least_s: Smallest increase over the usual time, in seconds, that is reported.
+        fewest_looks: Fewest blocks in a row that show a change, also where all is quiet.
+        is_bursty: Whether the timed work shares a processor with others.
     """
 
     def __init__(
@@ -88,11 +92,11 @@ class OutlierDetector:
         self._recent = np.zeros((min_blocks - 1, count))
         """Changes of the blocks before, as many as must last with the next one."""
         self._pending: list[list[tuple[float, float]]] = [[] for _ in range(count)]
-        """Blocks that are suspicious: they count as usual only once that has come to nothing."""
+        """Suspicious blocks: they count as usual only once the suspicion has come to an end."""
         self._num_blocks = 0
         self._row = np.zeros(count, dtype=np.int64)
         self._weakest = np.full(count, np.inf)
-        """Of the blocks in that row, the least change in thresholds."""
+        """Least change, in thresholds, of the blocks in that row."""
         self._level_row = np.zeros(count, dtype=np.int64)
         self._back_row = np.zeros(count, dtype=np.int64)
         self._named = np.zeros(count, dtype=np.bool_)
@@ -100,7 +104,7 @@ class OutlierDetector:
 
     @property
     def named(self) -> Ints:
-        """Units that are slow, as far as is told."""
+        """Units that are currently reported as slow."""
         return np.flatnonzero(self._named)
 
     def update(self, steps_s: Floats) -> list[OutlierTransition]:
@@ -196,7 +200,7 @@ class OutlierDetector:
         self._put(units, deviation[units], lasted[units])
 
     def _forget(self, units: Ints) -> None:
-        """What was usual while a unit stood where it stands no more."""
+        """Forget the usual times of units that have moved."""
         self._typical[:, units] = np.nan
         self._lasted[:, units] = 0.0
         self._taken[units] = 0
@@ -208,8 +212,11 @@ class OutlierDetector:
         self._taken[units] += 1
 
     def _reference(self) -> tuple[Floats, Floats, Floats]:
-        """Of each unit: its usual deviation, the change beyond which a block is suspicious, and
-        the same by what is usual for its peers alone."""
+        """Return usual deviation, limit, and limit by peers of each unit.
+
+        A block with a change beyond the limit is suspicious. The limit by peers uses only the usual
+        values of the unit's peers.
+        """
         counts = np.minimum(self._taken, HISTORY)
         if counts.max() == 0:
             nothing = np.zeros(len(counts))
@@ -223,7 +230,7 @@ class OutlierDetector:
         return usual, limit, by_peers
 
     def _middle(self, values: Floats) -> Floats:
-        """Of each unit, the middle value among those it is compared with."""
+        """Return, for each unit, the median among those it is compared with."""
         found = np.empty_like(values)
         for members in self._members:
             found[members] = np.median(values[members])
@@ -270,7 +277,7 @@ def medians_of_others(values: Floats) -> Floats:
 
 
 def _medians(values: Floats, counts: Ints) -> Floats:
-    """Of each column, of as many as it has; 0 where it has none."""
+    """Return each column's median, of as many values as it has; 0 where it has none."""
     ordered = np.sort(values, axis=0)  # what is not there yet is NaN, and sorts last
     columns = np.arange(values.shape[1])
     low = ordered[np.maximum(counts - 1, 0) // 2, columns]

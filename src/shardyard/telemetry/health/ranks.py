@@ -1,17 +1,18 @@
-"""Which rank computes longer than its peers, waits longer for samples, or has a slower link.
+"""Detection of ranks that compute longer or wait longer for samples, or have a slower link.
 
-A step is as long as its slowest rank makes it, so the ranks' steps are equally long and tell
-nothing; what tells them apart is what each did of it alone. Steps are compared one by one, and of a
-block of eight the median counts: three steps that take ten times as long make no slow rank.
+A step is as long as its slowest rank makes it, so the ranks' steps are equally long and
+cannot distinguish them. What each rank did of the step by itself can. Steps are compared
+one by one, and of a block of eight the median counts: three steps that take ten times as
+long make no slow rank.
 
 - compute: what is left of a step without its waits. Evaluations and saves are no part of a step.
 - data: the wait for samples, against the rank's own compute.
 - link: how long a collective takes once the last rank of its group has come, which is the shortest
-  time that any of them spends in it. Groups are compared with others of their form, so a group that
-  has no like (all ranks in one) is not judged: which of its links is slow, its times do not say.
+  time that any of them spends in it. Groups are compared with others of their form. A group without
+  a like (all ranks in one) is not judged: its times do not show which of its links is slow.
 
-A rank that is held up now and then (stopped, throttled, paged out) has steps as quick as its peers'
-in between. It is told by the mean of many steps, and by a larger factor.
+A rank that is held up now and then (stopped, throttled, paged out) has steps as quick as
+its peers' in between. It is detected by the mean of many steps, and by a larger factor.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ BLOCK_STEPS = 8
 LEAST_S = 0.005
 """A step that is longer by less is not worth a word: rank 0 writes the lines of all, for one."""
 LEVEL = 1.25
-"""Times its peers' compute, before a rank is told that was so from its start on."""
+"""Factor of its peers' compute, above which a rank is reported that was so from its start."""
 LINK_LEVEL = 1.5
 """The same of a link."""
 _DATA_LOOKS = 4
@@ -41,9 +42,9 @@ _DATA_LOOKS = 4
 BLOCKS_OF_MEANS = 7
 """Over which a mean is taken: enough that bursts of a loaded machine come and go."""
 _MEANS = 5
-"""In a row, before a rank is told by them, or told to be well."""
+"""Means in a row before a rank is reported as slow by them, or as well again."""
 _HELD_UP = 2.0
-"""Times the mean of its peers, before a rank is told by its own."""
+"""Factor of its peers' mean, above which a rank is reported by its own."""
 _WELL = 1.25
 """Below this it is as fast as its peers again."""
 
@@ -52,7 +53,7 @@ What = Literal["compute", "data", "link"]
 
 @dataclass(frozen=True, kw_only=True)
 class RankBlock:
-    """What one rank noted of each step of one block, in seconds."""
+    """Seconds recorded by one rank for each step of one block."""
 
     rank: int
     node: str
@@ -88,10 +89,10 @@ class Slowness:
 
 
 class StragglerDetector:
-    """Of all ranks of one generation.
+    """Judge of all ranks of one generation.
 
     Args:
-        ranks_of_stage: So many ranks, in order, compute the same part of the model.
+        ranks_of_stage: Number of ranks, in order, that compute the same part of the model.
     """
 
     def __init__(self, ranks_of_stage: int) -> None:
@@ -215,14 +216,14 @@ class _MeanDetector:
         self._sums_s = np.zeros(len(ranks))
         self._blocks = 0
         self._rows: dict[int, int] = {}
-        """Rank -> means in a row that spoke against what is said of it now."""
+        """Rank -> means in a row that contradict its current report."""
 
     def update(self, seconds: Floats, *, but: set[int]) -> list[tuple[int, float, float, bool]]:
-        """Place of a rank, its mean, that of its peers, and whether it is over.
+        """Return the place of a rank, its mean, that of its peers, and whether it is over.
 
         Args:
             seconds: Mean of each rank in a block.
-            but: Places of ranks that are told for another reason.
+            but: Places of ranks that are reported for another reason.
         """
         self._sums_s = self._sums_s + seconds
         self._blocks += 1
@@ -256,7 +257,7 @@ class _MeanDetector:
 
 
 def group_name(ranks: Sequence[int]) -> str | None:
-    """How a group is called whose ranks are evenly apart; None: they are not."""
+    """Return the name of a group with evenly spaced ranks; None: they are not."""
     if len(ranks) < 2:
         return None
     step = ranks[1] - ranks[0]
@@ -271,10 +272,9 @@ def ranks_of(name: str) -> tuple[int, ...]:
 
 
 def _transfers(blocks: Iterable[RankBlock]) -> dict[str, dict[str, Floats]]:
-    """Form of the groups -> group -> by step, how long its last rank spends in its collectives.
+    """Return form of the groups -> group -> seconds of its last rank in its collectives, by step.
 
-    Forms of which there is one group alone, and groups of which not all members are there, are
-    left out.
+    Forms with only one group, and groups with missing members, are left out.
     """
     members: dict[str, list[Sequence[float]]] = {}
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What each optimizer does in a step: one class each, named by its row in ``config/optimizers.py``.
+"""Steps of each optimizer: one class each, named by its row in ``config/optimizers.py``.
 
 An update works on this rank's shards, as plain tensors. Where it needs the norm of a whole
 parameter it asks for it once a step (``parallel/gradients.py``).
@@ -19,11 +19,13 @@ State = dict[str, Tensor]
 
 
 class Update(Protocol):
-    """One optimizer over the shards of this rank. Nothing in it may wait for the device."""
+    """One optimizer over the shards of this rank. It must never wait for the device."""
 
     most_elements: float
-    """Parameters that one ``update`` may get where their state is fp32: for what it needs beside
-    them. Infinity: all at once."""
+    """Most elements of one ``update`` whose state is fp32, to bound its extra memory.
+
+    Infinity: all at once.
+    """
 
     def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         """Args:

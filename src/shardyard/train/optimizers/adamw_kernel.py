@@ -56,7 +56,7 @@ def update(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """As ``update_plainly``; all are contiguous, and on the device of this process."""
+    """Update like ``update_plainly``; all are contiguous, and on the device of this process."""
     elements = weight.numel()
     given = weight if copy is None else copy  # never read where there is none
     _launch[(triton.cdiv(elements, BLOCK),)](

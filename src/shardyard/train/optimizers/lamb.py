@@ -1,10 +1,10 @@
 """LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2): Adam's direction, scaled by matrix.
 
-Each matrix moves by its own norm times the learning rate, whatever the norm of its direction. The
-scale is the ratio of two norms of the whole parameter, so it is known only after a sum over all
-ranks that split it: ``update`` makes directions, ``finish`` asks for all norms at once and steps.
-Norms and biases neither decay nor are scaled, as in the authors' own code. Each expert of a block
-is a matrix of its own.
+Each matrix moves by its own norm times the learning rate, independent of the norm of its
+direction. The scale is the ratio of two norms of the whole parameter, so it is known only
+after a sum over all ranks that split it. ``update`` makes directions, ``finish`` asks for
+all norms at once and steps. Norms and biases neither decay nor are scaled, as in the
+authors' own code. Each expert of a block is a matrix of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class LAMB:
     """The direction of a shard waits in the memory of its gradient."""
 
     most_elements = 2**26
-    """Square roots of the second moment, 256 MiB, are held beside them."""
+    """Most elements at once; square roots of the second moment, 256 MiB, are held next to them."""
 
     def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         self._shards = shards
@@ -78,7 +78,7 @@ class LAMB:
             foreach_add_(self._directions(matrices), weights, alpha=self._decay)
 
     def finish(self) -> None:
-        """One sum over all ranks; every rank calls it, also one that moves nothing."""
+        """Sum once over all ranks; every rank calls it, also one without a step."""
         matrices = self._matrices(self._moving)
         weights = [self._shards[name].data for name in matrices]
         norms = self._norms.of(matrices, weights, self._directions(matrices))
@@ -96,7 +96,7 @@ class LAMB:
             shard.grad = None
 
     def _corrections(self, counts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """What an average that began at 0 is divided by, and the root of it for squares.
+        """Return the divisor of an average that began at 0, and its root for squares.
 
         fp64: in fp32 1 - beta is off by 1e-6 at the first step.
         """

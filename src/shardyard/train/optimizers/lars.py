@@ -22,7 +22,7 @@ class LARS:
     """One step of a shard is made in the memory of its gradient."""
 
     most_elements = 2**26
-    """What they move by, 256 MiB, is held beside them."""
+    """Most elements at once; their updates, 256 MiB, are held next to them."""
 
     def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: ParamNorms) -> None:
         self._shards = shards
@@ -34,7 +34,7 @@ class LARS:
     def begin(
         self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
     ) -> None:
-        """One sum over all ranks; every rank calls it, also one that moves nothing."""
+        """Sum once over all ranks; every rank calls it, also one without a step."""
         self._skip = skip.bool()
         self._divisor = divisor.float()
         matrices = [name for name in grads if grads[name].dim() >= 2]

@@ -16,11 +16,14 @@ from shardyard.torch_private import foreach_add_
 from shardyard.train.optimizers import State
 
 SCALARS = ("step_size", "root", "divisor", "skip", "kept")
-"""Of each parameter, in this order, fp32: the learning rate over the first average's correction;
-the root of the second's; what divides the gradient; 1 where nothing may move; what decay leaves."""
+"""Scalars of each parameter, in this order, fp32.
+
+The learning rate over the first average's correction; the root of the second's; the divisor
+of the gradient; 1 where the parameter must not move; the factor that decay leaves.
+"""
 
 _AT_ONCE = 2**24
-"""Elements that plain torch takes at a time: 64 MiB of each number beside them."""
+"""Elements that plain torch takes at a time: 64 MiB of each number next to them."""
 
 
 class OnePassAdamW:

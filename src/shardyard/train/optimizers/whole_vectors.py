@@ -18,7 +18,7 @@ VECTOR = 64
 """Elements: a multiple of what any processor takes at once, unrolled loops included."""
 
 _TAILS = {True: "last of matrices", False: "last of others"}
-"""By whether they are of matrices, which alone decay."""
+"""Names by whether they are of matrices; only matrices decay."""
 
 
 class WholeVectors:
@@ -119,13 +119,13 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _end(tensor: Tensor) -> Tensor:
-    """What whole vectors leave."""
+    """Return the elements after the last whole vector."""
     flat = tensor.view(-1)
     return flat[len(flat) - len(flat) % VECTOR :]
 
 
 def _packed(tensors: Sequence[Tensor], is_matrix: bool) -> Tensor:
-    """What whole vectors leave of several, side by side, filled up with zeros."""
+    """Return such ends of several tensors, side by side, filled up with zeros."""
     ends = torch.cat([_end(each) for each in tensors])
     filled = torch.cat([ends, ends.new_zeros(-len(ends) % VECTOR)])
     return filled.view(-1, VECTOR) if is_matrix else filled
