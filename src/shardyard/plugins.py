@@ -146,8 +146,8 @@ def load_object(plug_in: PlugIn | None, object_reference: str) -> Any:
             content = getattr(content, attribute)
     except (Exception, SystemExit) as error:  # whatever a foreign module does while it is imported
         raise RequestError(
-            f"{plug_in.what} cannot be loaded from {object_reference}: {type(error).__name__}: {error}. "
-            f"{_fix_hint(plug_in)}"
+            f"{plug_in.what} cannot be loaded from {object_reference}: {type(error).__name__}: "
+            f"{error}. {_fix_hint(plug_in)}"
         ) from error
     return content
 
@@ -168,7 +168,8 @@ def check_plug_in_claims(group: Group, builtin: Collection[str]) -> Iterator[str
     for name, found in installed(group).items():
         if name in builtin:
             for plug_in in found:
-                yield f"{plug_in.what} is not used: the name is Shardyard's own. {_fix_hint(plug_in)}"
+                hint = _fix_hint(plug_in)
+                yield f"{plug_in.what} is not used: the name is Shardyard's own. {hint}"
         elif len(found) > 1:
             yield _duplicate_message(found)
 

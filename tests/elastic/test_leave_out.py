@@ -27,7 +27,8 @@ BUG = Loss(
 )  # fmt: skip
 KILL = replace(BUG, exit_code=None, signal="SIGKILL", cause="killed by SIGKILL")
 HANG = Hang(
-    rank=1, node="b", pid=7, step=31, phase="step", collective="all_reduce", doing=Activity.SLEEPING,
+    rank=1, node="b", pid=7, step=31, phase="step", collective="all_reduce",
+    doing=Activity.SLEEPING,
     reason="it sleeps", quiet_s=3.6,
 )  # fmt: skip
 GONE = LostNode(node="b", node_rank=1, group_rank=1, ranks=(1,), cause="silent")

@@ -24,7 +24,8 @@ BUG = Loss(
 )  # fmt: skip
 KILL = replace(BUG, exit_code=None, signal="SIGKILL", cause="killed by SIGKILL")
 HANG = Hang(
-    rank=1, node="n1", pid=7, step=31, phase="step", collective="all_reduce", doing=Activity.SLEEPING,
+    rank=1, node="n1", pid=7, step=31, phase="step", collective="all_reduce",
+    doing=Activity.SLEEPING,
     reason="it sleeps or waits in f (a.py:1)", quiet_s=3.6,
 )  # fmt: skip
 NODE = LostNode(node="n1", node_rank=1, group_rank=1, ranks=(1,), cause="silent")

@@ -114,7 +114,8 @@ def test_a_block_of_which_steps_were_missed_is_left_out(clock: list[float]) -> N
 
 
 SLOW = Slowness(
-    what="compute", ranks=(3,), step=80, factor=1.23456, duration_s=0.5, peers_s=0.405, is_over=False,
+    what="compute", ranks=(3,), step=80, factor=1.23456, duration_s=0.5, peers_s=0.405,
+    is_over=False,
     is_since_start=False, is_intermittent=False,
 )  # fmt: skip
 

@@ -86,7 +86,8 @@ def test_thirty_jobs_are_asked_about_in_three_calls_and_each_is_what_it_says_alo
     assert Counter(calls.read_text().split()) == {"squeue": 1, "sacct": 1, "sinfo": 1}
     calls.write_text("")
     asked = [
-        (RunDir(tmp_path / f"run-{job.id}"), LedgerEntry(kind="job", name=job.name, launcher="slurm",
+        (RunDir(tmp_path / f"run-{job.id}"),
+        LedgerEntry(kind="job", name=job.name, launcher="slurm",
                                                    id=job.id, details=job.details))
         for job in jobs
     ]  # fmt: skip

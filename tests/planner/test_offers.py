@@ -225,7 +225,8 @@ def test_of_settings_that_change_nothing_learnt_the_fastest_counts() -> None:
     compiled = replace(TASK, techniques=replace(TASK.techniques, kernels="compiled"))
     variant = Relief(settings=("model.compile=true",), work=compiled)
     found = quote_clusters(
-        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, recovery=RecoverySettings(), names=FEW[1:],
+        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, recovery=RecoverySettings(),
+        names=FEW[1:],
         variants=[variant],
     )  # fmt: skip
     plain = {offer.nodes: offer for offer in found_for(FEW[1:]).quotes}

@@ -133,7 +133,8 @@ def _show(drill: Drill) -> None:
     for case in drill.cases:
         if not case.result.is_good:
             echo_err(
-                f"{case.observations.fault} {case.observations.number}: {'; '.join(case.result.problems)}"
+                f"{case.observations.fault} {case.observations.number}: "
+                f"{'; '.join(case.result.problems)}"
             )
     for name, why in drill.impossible.items():
         echo_err(f"{name}: not possible here: {why}")

@@ -74,6 +74,6 @@ def _sentence(result: FetchResult) -> str:
     if not result.files:
         return f"{result.to} has all of it already: {checkpoints}, every file held to its SHA-256"
     return (
-        f"{result.to}: {checkpoints}; {result.files} files, {format_bytes(result.bytes)} came, each held "
-        "to its SHA-256"
+        f"{result.to}: {checkpoints}; {result.files} files, {format_bytes(result.bytes)} came, "
+        "each held to its SHA-256"
     )

@@ -307,7 +307,8 @@ def world_at(folder: Path) -> World:
             raise ValueError(f"it describes {spec.name} in {spec.region}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{path} is no description of a cluster: {_reason(error)}. It says what is looked for and "
+            f"{path} is no description of a cluster: {_reason(error)}. It says what is looked for "
+            "and "
             "removed, so nothing is guessed. Bring it back from a copy; what was made has the tag "
             "shardyard-cluster."
         ) from error

@@ -118,8 +118,8 @@ def _create_part(part: ClusterPart, world: World, *, poll_s: float, limit_s: flo
     if state.word != "there":
         raise ShardyardError(
             f"{part.kind} {name} is not there: {state.word} {state.reason}".rstrip()
-            + f" (asked: {state.source}). Look at {world.log}, mend what it names, and run the same "
-            "command again."
+            + f" (asked: {state.source}). Look at {world.log}, mend what it names, and run the "
+            "same command again."
         )
     world.ledger.confirm(intended, name, **part.details(world))
 

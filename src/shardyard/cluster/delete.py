@@ -263,7 +263,8 @@ def check_confirmed_name(name: str, confirmed: str) -> None:
     if name != confirmed:
         raise RequestError(
             f"{name} holds data, which would be lost, so it is removed by its name alone, and "
-            f"{confirmed!r} is another. Nothing was removed. Give --delete-data {name}, after copying "
+            f"{confirmed!r} is another. Nothing was removed. Give --delete-data {name}, after "
+            "copying "
             "what you need: what lies outside the folder linked to a bucket is nowhere else."
         )
 

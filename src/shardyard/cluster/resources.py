@@ -84,7 +84,7 @@ class ClusterPart(ABC):
 
     @abstractmethod
     def removal(self, world: World) -> list[Act]:
-        """Return the calls that begin its removal, in order; none: it goes with the control plane."""
+        """Return the calls that begin its removal, in order; none: the control plane takes it."""
 
     def remove(self, world: World) -> None:
         """Begin its removal."""

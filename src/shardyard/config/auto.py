@@ -110,7 +110,7 @@ _IMAGES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A recipe resolved so far, with the facts; reading what is missing raises ``NotYetResolved``."""
+    """A recipe resolved so far, with facts; reading what is missing raises ``NotYetResolved``."""
 
     recipe: Recipe
     context: ResolveContext

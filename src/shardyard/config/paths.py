@@ -51,14 +51,15 @@ def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
         if not place.startswith("/"):
             text = (
                 f"={place} is relative: it would start in the folder of this command, and nodes of "
-                f"{node_paths.launcher} share no folder with this machine. {_mounts_text(node_paths)} Give the "
-                "whole path on them."
+                f"{node_paths.launcher} share no folder with this machine. "
+                f"{_mounts_text(node_paths)} Give the whole path on them."
             )
         elif not node_paths.holds(fixed_part(place)):
             text = (
-                f"={place} is in no folder that nodes of {node_paths.launcher} see. {_mounts_text(node_paths)} Put "
-                f"it there and give that path, mount what holds it with {node_paths.mounts}, or, where "
-                "the image holds it, name its folder in launch.image_paths."
+                f"={place} is in no folder that nodes of {node_paths.launcher} see. "
+                f"{_mounts_text(node_paths)} Put "
+                f"it there and give that path, mount what holds it with {node_paths.mounts}, or, "
+                "where the image holds it, name its folder in launch.image_paths."
             )
         else:
             continue
@@ -74,8 +75,8 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
         Problem(
             setting,
             f"={place}: nothing is there on this machine, whose files the nodes of "
-            f"{node_paths.launcher} see by the same paths. Mend the path, bring it here, or, where the "
-            "nodes hold it on disks of their own, name its folder in launch.image_paths.",
+            f"{node_paths.launcher} see by the same paths. Mend the path, bring it here, or, where "
+            "the nodes hold it on disks of their own, name its folder in launch.image_paths.",
         )
         for setting, place in _places_sight(recipe)
         if _is_read(setting) and not node_paths.holds(fixed_part(place)) and not path_exists(place)

@@ -215,7 +215,7 @@ def _recognized_keys(
 def _of_plug_in(
     path: str, content: dict[str, Any], errors: list[Problem], *, of_run: bool
 ) -> dict[str, Any]:
-    """Apply ``_recognized_keys`` to a subsection that is not ours: a package's, or an unknown one."""
+    """Apply ``_recognized_keys`` to a subsection that is not ours: a package's or unknown."""
     try:
         if described_at(path) is not None:
             return _recognized_keys(path, content, errors, of_run=of_run)

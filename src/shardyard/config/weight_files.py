@@ -66,8 +66,8 @@ def read_weight_files(folder: Path) -> dict[str, StoredTensor]:
             others = sorted({stored[each].file.name for each in twice})
             errors.append(
                 f"{folder / name} has {_count(twice, 'tensor')} that {', '.join(others)} "
-                f"{'has' if len(others) == 1 else 'have'} too: {format_names(twice)}. Which one counts is "
-                "unknown; fetch or save the folder again."
+                f"{'has' if len(others) == 1 else 'have'} too: {format_names(twice)}. Which one "
+                "counts is unknown; fetch or save the folder again."
             )
         stored |= tensors
     lacking = sorted(listed.weight_map.keys() - stored.keys())

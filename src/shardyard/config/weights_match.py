@@ -180,8 +180,8 @@ def _shape_mismatches(
     if dtypes:
         problems.append(
             f"{folder} has {len(dtypes):,} weights that are no floating-point numbers: "
-            f"{format_names(dtypes)}. They are quantised. Use the full-precision model that it was made "
-            "from."
+            f"{format_names(dtypes)}. They are quantised. Use the full-precision model that it was "
+            "made from."
         )
     return problems
 
@@ -199,8 +199,8 @@ def _second_names(
         pairs[head_of(family)] = table_of(family)
     names = stored_names(stored, pairs, family)
     return [
-        f"{folder}: {names[target]} differs from {matched[source]}, and in a {shape.model_type} they "
-        "are one. Fetch or save the folder again."
+        f"{folder}: {names[target]} differs from {matched[source]}, and in a {shape.model_type} "
+        "they are one. Fetch or save the folder again."
         for target, source in pairs.items()
         if target in names
         and source in matched

@@ -157,8 +157,8 @@ def _download_export(
     complete = _complete(b"".join(steadily(source, COMPLETE, 0)), remote_path)
     if complete.sha256 != expected_sha256:
         raise DataError(
-            f"{remote_path} on the nodes' storage is not the export that was just made: something else "
-            "wrote there. Repeat the command."
+            f"{remote_path} on the nodes' storage is not the export that was just made: something "
+            "else wrote there. Repeat the command."
         )
     size = complete.bytes
     info(f"bringing {len(complete.files)} files, {format_bytes(size)}, to {to}")

@@ -180,7 +180,8 @@ def refusals(proposal: Proposal) -> list[str]:
     usd = proposal.most_usd
     if usd is None:
         found.append(
-            f"launch.max_usd={limit:g}, but the price is not known: {_no_price_reason(proposal)}, so "
+            f"launch.max_usd={limit:g}, but the price is not known: {_no_price_reason(proposal)}, "
+            "so "
             "that nothing could hold the run to it. Name what is missing, or leave the limit out."
         )
     elif usd > limit:
@@ -422,8 +423,8 @@ def _plan(
         return None, NO_SHAPE
     if model is None:
         return None, (
-            f"{request.no_shape_reason}, so memory, time and price are not known here; node 0 settles "
-            "what is open. Give model.preset or model.config to see them before"
+            f"{request.no_shape_reason}, so memory, time and price are not known here; node 0 "
+            "settles what is open. Give model.preset or model.config to see them before"
         )
     for phase in preview.of_phases:
         check_compatibility(phase.recipe, request.shape)

@@ -126,7 +126,7 @@ class TokenShards:
 
     @property
     def document_starts(self) -> Tokens:
-        """Return the document starts in the split, ascending; takes 8 bytes of memory per document."""
+        """Return the document starts in the split, ascending; takes 8 bytes per document."""
         return self.document_starts_in(0, self.num_tokens)
 
     def _check_vocabulary(self, tokens: Tokens) -> None:

@@ -210,6 +210,6 @@ def read_sections(piece: Piece, text_of: TextOf) -> Generator[TextSection, None,
                 yield from format_named(span.file.format).read(file, span, text_of)
         except OSError as error:
             raise SourceError(
-                f"{escape_text(span.file.path)} cannot be read: {error.strerror or error}. Check that it "
-                "is there and readable, or take it out of data.source."
+                f"{escape_text(span.file.path)} cannot be read: {error.strerror or error}. Check "
+                "that it is there and readable, or take it out of data.source."
             ) from error

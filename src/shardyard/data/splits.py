@@ -76,8 +76,8 @@ def split_by_name(files: Sequence[SourceFile], data: Data) -> Corpus:
     if validation and data.eval_fraction != Data().eval_fraction:
         raise RequestError(
             f"data.eval_fraction={data.eval_fraction}, but data.source={data.source!r} has files "
-            f"for validation: {_first_names(validation)}. Leave data.eval_fraction out to validate on "
-            "them, or name the files to train on in data.source."
+            f"for validation: {_first_names(validation)}. Leave data.eval_fraction out to validate "
+            "on them, or name the files to train on in data.source."
         )
     return _corpus(files, training, validation, data)
 

@@ -185,7 +185,8 @@ def run_of(workspace: DrillWorkspace, name: str, number: int) -> RunDir:
 
 
 def run_case(
-    drilled: DrillRecipe, workspace: DrillWorkspace, *, fault: Fault | None, name: str, number: int, seed: int,
+    drilled: DrillRecipe, workspace: DrillWorkspace, *, fault: Fault | None, name: str,
+    number: int, seed: int,
     reference: RunObservations | None = None,
 ) -> RunObservations:  # fmt: skip
     """Run the recipe once, with one fault or none, and read its results.
@@ -222,7 +223,8 @@ def run_case(
                 fault=name, number=number, seed=seed, rank=scene.rank, node=scene.node,
                 asked_step=step, **struck, notes=scene.notes, ends=tuple(case.ends),
                 resumes=resumes, given_up=case.abort_reason,
-                left=before.leftovers(case.run, case.marked, case.scratch), **read_observations(case.run),
+                left=before.leftovers(case.run, case.marked, case.scratch),
+                **read_observations(case.run),
             )  # fmt: skip
             if reference is not None:
                 facts = replace(

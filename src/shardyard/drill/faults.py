@@ -191,8 +191,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "pulses": Fault(
         what="a rank is stopped now and then, for less than a hang",
-        method=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and "
-        f"let go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
+        method=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) "
+        f"and let go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
         is_early=True,
         acts_on="rank",
         named=ExpectedReport(
@@ -299,8 +299,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "delay-and-loss": Fault(
         what="the network between the nodes is bad",
-        method=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} of "
-        "them do not come",
+        method=f"each packet comes {1e3 * injectors.DELAY_S:g} ms late, and {injectors.LOSS:.0%} "
+        "of them do not come",
         acts_on="run",
         named=None,
         strike=injectors.make_network_bad,

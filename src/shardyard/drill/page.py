@@ -152,7 +152,8 @@ def _failures(drill: Drill) -> str:
     if not bad:
         return ""
     cells = [
-        (f"<code>{esc(_name(case))}</code>", esc(f"{case.observations.node}"), esc(f"{case.observations.rank}"),
+        (f"<code>{esc(_name(case))}</code>", esc(f"{case.observations.node}"),
+         esc(f"{case.observations.rank}"),
          esc("; ".join(case.result.problems)), esc(case.result.said or "nothing was said"))
         for case in bad
     ]  # fmt: skip

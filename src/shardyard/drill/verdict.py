@@ -136,8 +136,8 @@ def compare(
             return "different", f"losses from step {step} on{where}"
     if resized is not None and not is_exact_requested:
         return "not proven", (
-            f"{observations.worlds[resized]} ranks instead of {world} from step {resized} on: rounding "
-            "differs without precision.reduce=exact"
+            f"{observations.worlds[resized]} ranks instead of {world} from step {resized} on: "
+            "rounding differs without precision.reduce=exact"
         )
     if not observations.has_finished:
         newest = max(observations.losses, default=0)

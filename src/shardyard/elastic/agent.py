@@ -232,7 +232,7 @@ class NodeAttempt:
                 self.peer_replication.close()
 
     def _result_if_late(self, config: RendezvousConfig) -> AttemptResult | None:
-        """Return how the others ended before this node came; it would wait minutes for their store."""
+        """Return how the others ended before this node came; it would wait long for their store."""
         end = None if config.serves else end_of_attempt(self.run, self.number)
         return None if end is None else _result_of_others(end, "came later")
 

@@ -94,7 +94,8 @@ class AgentMessages:
             address: Of this node, where it reaches the rendezvous from; None: it does not know.
         """
         mine = {
-            "generation": proposal, "world_size": world_size, "node": asdict(me), "held": {**failure_history},
+            "generation": proposal, "world_size": world_size, "node": asdict(me),
+            "held": {**failure_history},
             "address": address,
         }  # fmt: skip
         self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
@@ -112,7 +113,7 @@ class AgentMessages:
         return generation
 
     def resize_event(self, world_size: int) -> dict[str, Any] | None:
-        """Return the changes since the last generation; None if there are none or it is the first."""
+        """Return the changes since the last generation; None without any or for the first."""
         before = self._world_size_before
         if not self._joined and before in (0, world_size):
             return None

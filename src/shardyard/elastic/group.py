@@ -389,7 +389,7 @@ class GroupAgent(ProcessesAgent):
             self.write_event(told.kind, **told.fields, **({"stays": stays} if stays else {}))
 
     def _excludes_node(self, result: RunResult) -> bool:
-        """Return whether a rule of the recipe lets all continue without a node, which leaves now."""
+        """Return whether a recipe's rule lets all continue without a node that leaves now."""
         has_finished = result.state is WorkerState.SUCCEEDED and not _have_drained(result)
         if self._drain.is_requested or has_finished:
             return False
@@ -559,7 +559,8 @@ class GroupAgent(ProcessesAgent):
 
     def _describe_dead(self) -> list[Loss]:
         return self._generation().dead(
-            self._dead(), pids=self._pids_by_rank(), heartbeats=self._heartbeats, node=self._node.name,
+            self._dead(), pids=self._pids_by_rank(), heartbeats=self._heartbeats,
+            node=self._node.name,
             agreed_s=self._agreed_s, kills=self._memory_kills,
         )  # fmt: skip
 

@@ -402,6 +402,7 @@ def _read(view: mmap.mmap, local_rank: int) -> HeartbeatRecord:
     pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _BYTES)
     begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
     return HeartbeatRecord(
-        pid=pid, step=step, phase=WorkerPhase(phase), collectives_started=begun, collectives_ended=ended,
+        pid=pid, step=step, phase=WorkerPhase(phase), collectives_started=begun,
+        collectives_ended=ended,
         step_ns=step_ns, compute_ns=compute_ns, save_ns=save_ns, moved_ns=moved_ns,
     )  # fmt: skip

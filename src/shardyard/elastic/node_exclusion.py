@@ -193,7 +193,7 @@ class RestartPolicy:
         return ""
 
     def describe_node_losses(self, remaining: Sequence[Node]) -> str:
-        """Describe the node among several on which the newest losses began; empty if there is none."""
+        """Describe the node among several on which the latest losses began; empty if none."""
         node, row = self.failure_history.latest_streak()
         if node is None or row < 2 or {*remaining} <= {node}:
             return ""
@@ -306,7 +306,7 @@ class ExclusionRules:
         return why
 
     def decided(self, messages: AgentMessages) -> tuple[Node, str, str] | None:
-        """Return the node that all continue without, why, and the verdict; None: no decision yet."""
+        """Return the node that all continue without, why, and the verdict; None: undecided."""
         if not self._rules or not (told := messages.decided(_DECISION)):
             return None
         node = next(n for n in messages.nodes if n.rank == told[0]["node_rank"])

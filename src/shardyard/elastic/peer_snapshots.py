@@ -260,8 +260,8 @@ class SnapshotServer:
         whose = (text.snapshot_id.generation, text.world_size)
         if self._is_over or whose != (expected.generation, expected.world_size):
             raise wire.SnapshotRejectedError(
-                f"it is of generation {text.snapshot_id.generation} with {text.world_size} ranks, and "
-                f"this is generation {expected.generation} with {expected.world_size}"
+                f"it is of generation {text.snapshot_id.generation} with {text.world_size} ranks, "
+                f"and this is generation {expected.generation} with {expected.world_size}"
             )
         if text.rank not in expected.ranks:
             raise wire.SnapshotRejectedError(f"rank {text.rank} is not on the node before this one")

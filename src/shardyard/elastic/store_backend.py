@@ -47,7 +47,7 @@ class StoreBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Write the state if no other node has since; return the current one, and if we wrote it."""
+        """Write the state if no other node has; return the current one, and if we wrote it."""
         content = {"number": self._number + 1, "state": parse_json(to_json(state, signs=True))}
         written = self._seal.sealed(self._key, json.dumps(content).encode())
         is_ours = self._swap(token or _NOTHING, written) == written

@@ -63,7 +63,8 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="MI325X", memory_bytes=256 * GIB, bandwidth_bytes_per_s=6000e9, processors=304,
-        peak_tflops=_CDNA3, achievable=measured_efficiency(_CDNA3, bf16=784.9), achievable_source=MEASURED,
+        peak_tflops=_CDNA3, achievable=measured_efficiency(_CDNA3, bf16=784.9),
+        achievable_source=MEASURED,
         measured=HALVES,
         link=direct("Infinity Fabric", gb_per_s=448, source="AMD MI325X platform datasheet: 7 x "
                     "128 GB/s both ways"),
@@ -73,7 +74,8 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="MI355X", memory_bytes=288 * GIB, bandwidth_bytes_per_s=8000e9, processors=256,
-        peak_tflops=_MI355X, achievable=measured_efficiency(_MI355X, bf16=1565), achievable_source=MEASURED,
+        peak_tflops=_MI355X, achievable=measured_efficiency(_MI355X, bf16=1565),
+        achievable_source=MEASURED,
         measured=HALVES,
         link=direct("Infinity Fabric", gb_per_s=537.6, source="AMD MI355X platform datasheet: 7 x "
                     "153.6 GB/s both ways"),
@@ -105,7 +107,8 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="Gaudi3", device="hpu", memory_bytes=128 * GIB, bandwidth_bytes_per_s=3700e9,
-        processors=8, peak_tflops=_GAUDI3, achievable=measured_efficiency(_GAUDI3, bf16=1243, fp8=1289.5),
+        processors=8, peak_tflops=_GAUDI3,
+        achievable=measured_efficiency(_GAUDI3, bf16=1243, fp8=1289.5),
         achievable_source=MEASURED,
         measured=HALVES_AND_FP8,
         link=direct("21 x 200 Gb/s RoCE", gb_per_s=525, source="Intel Gaudi documentation, network "

@@ -320,7 +320,8 @@ class Ledger:
 def _damaged_message(path: Path, condition: str) -> str:
     """Return the message on a ledger without names, though something was submitted."""
     return (
-        f"{path} is {condition}, as a power cut leaves a file. It named what was created for this run, "
+        f"{path} is {condition}, as a power cut leaves a file. It named what was created for this "
+        "run, "
         "which may still run and cost money. Bring the file back from a copy. Without a copy, look "
         "for the run's jobs with the scheduler's own tools (or `shardyard runs --strays --on "
         f"LAUNCHER`), end them, then write it anew: {_NEW_LEDGER} > {shlex.quote(str(path))}"

@@ -47,7 +47,8 @@ def loading_errors(
     found = []
     if missing:
         found.append(
-            f"{folder} lacks {len(missing):,} tensors that config.json asks for: {format_names(missing)}. "
+            f"{folder} lacks {len(missing):,} tensors that config.json asks for: "
+            f"{format_names(missing)}. "
             "They would be random. Check config.json, or fetch or save the folder again."
         )
     if other:

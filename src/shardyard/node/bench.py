@@ -203,7 +203,8 @@ class _BenchOutput:
     def reject_pairs(self, *, requested_nodes: int) -> int:
         """Say that there is no pair of nodes here; the exit code."""
         words = (
-            f"--pairs: the job came up on one node, although cluster.nodes={requested_nodes} were asked for, "
+            f"--pairs: the job came up on one node, although cluster.nodes={requested_nodes} were "
+            "asked for, "
             "so that there is no pair of nodes to measure. Look at what the scheduler gave it "
             "(`shardyard status RUN`), and give the launcher all its nodes."
         )

@@ -480,7 +480,8 @@ def check_shared_accelerators(resolved: Resolved, assignment: NodeAssignment) ->
     device = resolved.recipe.cluster.device
     if assignment.nodes > 1 and device != "cpu" and assignment.is_one_machine:
         raise RequestError(
-            f"cluster.nodes={assignment.nodes} on this one machine with cluster.device={device}: every "
+            f"cluster.nodes={assignment.nodes} on this one machine with cluster.device={device}: "
+            "every "
             "node would take the same accelerators. Use cluster.nodes=1 with all of them, or "
             "cluster.device=cpu."
         )

@@ -241,8 +241,8 @@ def _too_few(
         for rank in by_state["absent"]
     ]
     return LostNodeError(
-        f"{'; '.join(gone)}. The run begins with {min_nodes} nodes at least (elastic.min_nodes), and "
-        "none has trained yet. Look at the output of that node, and start the job again."
+        f"{'; '.join(gone)}. The run begins with {min_nodes} nodes at least (elastic.min_nodes), "
+        "and none has trained yet. Look at the output of that node, and start the job again."
     )
 
 

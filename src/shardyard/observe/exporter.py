@@ -259,7 +259,8 @@ def serve_metrics(
         server, thread = start_http_server(endpoint.port, endpoint.host, registry)
     except (OSError, OverflowError) as error:
         raise RequestError(
-            f"observe.prometheus={endpoint}: node {node_rank} cannot listen there: {error}. Another "
+            f"observe.prometheus={endpoint}: node {node_rank} cannot listen there: {error}. "
+            "Another "
             "process has the port, or the address is not this machine's. Give another, or port 0 "
             f"for any free one; Prometheus finds it by {discovery_pattern(run.path.parent)}."
         ) from error

@@ -88,8 +88,8 @@ class NcclTable:
             found.append(f"it is of {what}, and a link is fitted to all-reduces")
         if self.incorrect_values:
             found.append(
-                f"{self.incorrect_values} values came out wrong: what is measured on broken links or "
-                "memory says nothing about sound ones"
+                f"{self.incorrect_values} values came out wrong: what is measured on broken links "
+                "or memory says nothing about sound ones"
             )
         return found
 

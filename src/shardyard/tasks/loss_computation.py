@@ -47,7 +47,7 @@ class Computation(ABC, Generic[Batch]):
         raise NotImplementedError(f"{type(self).__name__} cannot be watched: {watcher}")
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return numbers to report with the loss, from ``LossSums.sums`` added up over all ranks."""
+        """Return numbers reported with the loss, from ``LossSums.sums`` added up over all ranks."""
         return {}
 
     @abstractmethod

@@ -228,7 +228,8 @@ def _build_module(import_path: str, *, vocab_size: int, seq_len: int) -> tuple[n
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     if not is_pair or not isinstance(answer[0], nn.Module) or not callable(answer[1]):
         raise RequestError(
-            f"model.module={import_path} returned {_describe_result(answer)}. It must return two things: an "
+            f"model.module={import_path} returned {_describe_result(answer)}. It must return two "
+            "things: an "
             "nn.Module, and a function of (model, batch) that returns the sum of the losses of a "
             "batch and how many they are."
         )
@@ -245,12 +246,13 @@ def _function(import_path: str) -> Callable[..., Any]:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module itself imports
         raise RequestError(
-            f"model.module={import_path}: there is no module {error.name} here. Start the run where it "
-            "is, set PYTHONPATH, or install it."
+            f"model.module={import_path}: there is no module {error.name} here. Start the run "
+            "where it is, set PYTHONPATH, or install it."
         ) from error
     except AttributeError as error:
         raise RequestError(
-            f"model.module={import_path}: {module} has no {name}. Name a function that makes the model."
+            f"model.module={import_path}: {module} has no {name}. Name a function that makes the "
+            "model."
         ) from error
     return function
 

@@ -56,7 +56,8 @@ def not_saved(save: Abandoned, *, latest: int) -> TrainingError:
     """
     return TrainingError(
         f"step {save.step} was not saved, as the state is not finite: {save.reason}. No step can "
-        f"mend that. {_describe_latest(latest)} Resume the run: after the fault of a device it goes on; if "
+        f"mend that. {_describe_latest(latest)} Resume the run: after the fault of a device it "
+        "goes on; if "
         "the same comes again, resume with precision.compute=fp32, or start a new run with a lower "
         "optim.lr or optim.grad_clip."
     )

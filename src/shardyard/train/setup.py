@@ -264,7 +264,8 @@ def _open_save_interval(
 
 
 def _open_snapshots(
-    run_dir: RunDir, attempt: int, hooks: Hooks, context: ProcessContext, tensors: dict[str, Tensor],
+    run_dir: RunDir, attempt: int, hooks: Hooks, context: ProcessContext,
+    tensors: dict[str, Tensor],
     saved: Saved | None,
 ) -> Snapshots | None:  # fmt: skip
     """Return the snapshot taker, if the recipe asks for snapshots. All ranks call it."""
@@ -516,7 +517,8 @@ def _phase_after(whole: Resolved, progress: Progress) -> int:
 
 
 def _begin(
-    context: ProcessContext, saved: Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
+    context: ProcessContext, saved: Saved | None, task: Task, tensors: dict[str, Tensor],
+    stepper: Stepper,
     *, phase: int,
 ) -> _Begin:  # fmt: skip
     """Fill the weights, from a checkpoint if there is one. All ranks call it.

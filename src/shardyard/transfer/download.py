@@ -235,7 +235,8 @@ def _download_file(
         if is_last:
             raise DataError(
                 f"{name} came wrong twice: {found.bytes:,} bytes with SHA-256 "
-                f"{found.sha256[:12]}... instead of {expected.bytes:,} with {expected.sha256[:12]}.... "
+                f"{found.sha256[:12]}... instead of {expected.bytes:,} with "
+                f"{expected.sha256[:12]}.... "
                 "It is not kept; all that came right is. If the file was changed meanwhile, repeat "
                 "the command; else something on the way, or the disk there, is broken."
             )

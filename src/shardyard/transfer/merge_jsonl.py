@@ -49,8 +49,8 @@ def merge_lines(brought: Path, local_file: Path) -> int:
     except OSError as error:
         scratch.unlink(missing_ok=True)
         raise StorageError(
-            f"{local_file} cannot be written: {error.strerror}. Check that it is yours and that there is "
-            "room (`df -h`), then repeat the command."
+            f"{local_file} cannot be written: {error.strerror}. Check that it is yours and that "
+            "there is room (`df -h`), then repeat the command."
         ) from error
     return new
 

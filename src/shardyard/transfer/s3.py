@@ -161,8 +161,8 @@ class S3Source:
         found = _read_complete(self.client, self.location)
         if found is None:
             raise RequestError(
-                f"{self.location} holds no {COMPLETE}: nothing was uploaded there, or the upload was "
-                "interrupted. Correct the place, or repeat the command that uploads."
+                f"{self.location} holds no {COMPLETE}: nothing was uploaded there, or the upload "
+                "was interrupted. Correct the place, or repeat the command that uploads."
             )
         return found
 
@@ -287,8 +287,8 @@ class _ObjectUpload:
     def _check_unchanged(self, sha256: str) -> None:
         if sha256 != self.digest.sha256:
             raise DataError(
-                f"{self.path} changed while it was read: nothing of it was kept in {self.location}. "
-                "Repeat the command."
+                f"{self.path} changed while it was read: nothing of it was kept in "
+                f"{self.location}. Repeat the command."
             )
 
     def _of_parts(self) -> str:
@@ -339,7 +339,8 @@ def _read_complete(client: Any, location: S3Location) -> FolderDigests | None:
         return parse_digests(data)
     except DataError as error:
         raise RequestError(
-            f"{location} holds something else: {error}. Give another prefix, or remove what is there."
+            f"{location} holds something else: {error}. Give another prefix, or remove what is "
+            "there."
         ) from error
 
 
@@ -373,8 +374,8 @@ def _check_prefix(
             for found in page.get("Contents", []):
                 if found["Key"] not in ours:
                     raise RequestError(
-                        f"{location} is not empty: it holds {found['Key']!r}, which is none of these "
-                        "files. Give another prefix."
+                        f"{location} is not empty: it holds {found['Key']!r}, which is none of "
+                        "these files. Give another prefix."
                     )
 
 

@@ -533,7 +533,8 @@ def _translate_storage_errors(request: HubRequest, store: Path) -> Iterator[None
 
 def _cannot_store(request: HubRequest, store: Path, reason: str) -> StorageError:
     return StorageError(
-        f"{request.words} cannot be fetched into {store}: {reason}. What is there stays, and is not "
+        f"{request.words} cannot be fetched into {store}: {reason}. What is there stays, and is "
+        "not "
         "fetched again. Make room (`df -h`) or give the run's user the right to write there, or "
         "choose another folder with model.dir."
     )

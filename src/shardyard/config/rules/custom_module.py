@@ -83,14 +83,14 @@ def check_custom_module(
 
 def _check_import_path(import_path: str) -> Iterable[Problem]:
     if not _FORM.fullmatch(import_path):
-        text = f"={import_path!r} is not of the form package.module:function. Name a function that makes"
-        yield Problem("model.module", f"{text} the model.")
+        text = f"={import_path!r} is not of the form package.module:function. Name a function that"
+        yield Problem("model.module", f"{text} makes the model.")
         return
     first = import_path.partition(":")[0].partition(".")[0]
     if PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) is None:
         text = (
-            f"={import_path}: there is no module {first} in {Path.cwd()} nor among installed packages. "
-            "Start where it is, set PYTHONPATH, or install it."
+            f"={import_path}: there is no module {first} in {Path.cwd()} nor among installed "
+            "packages. Start where it is, set PYTHONPATH, or install it."
         )
         yield Problem("model.module", text)
 

@@ -29,7 +29,8 @@ def check_node_exclusion(recipe: Recipe) -> Iterable[Problem]:
     most = nodes if elastic.max_nodes == "auto" else elastic.max_nodes
     if fewest >= most:
         text = (
-            f"={_format_list(rules)} goes on with a node less, and elastic.min_nodes={fewest} needs all "
+            f"={_format_list(rules)} goes on with a node less, and elastic.min_nodes={fewest} "
+            "needs all "
             f"of the {most} that there may be. Set elastic.min_nodes below, or leave it empty."
         )
         yield Problem(_SETTING, text)
@@ -54,7 +55,8 @@ def check_exclusion_device(recipe: Recipe) -> Iterable[Problem]:
         return
     if _OF_RANKS in rules and device != "cpu":
         text = (
-            f"={_format_list([_OF_RANKS])} with cluster.device={device}: there a collective returns once "
+            f"={_format_list([_OF_RANKS])} with cluster.device={device}: there a collective "
+            "returns once "
             "it is queued, so the ranks' times do not tell who is slow, and no rank would ever be "
             f"left out. Leave {_OF_RANKS} out."
         )

@@ -149,8 +149,8 @@ class ImageBytes:
     def _not_as_prepared(self, file: SourceFile, sample: int, reason: str) -> DataError:
         return DataError(
             f"{escape_text(file.path)} is not as it was when it was prepared: {reason} (needed for "
-            f"{self.index.describe(sample)}). Bring it back, or delete {self.index.folder} and prepare "
-            "again."
+            f"{self.index.describe(sample)}). Bring it back, or delete {self.index.folder} and "
+            "prepare again."
         )
 
 

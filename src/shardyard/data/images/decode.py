@@ -162,8 +162,8 @@ def _to_rgb(image: "Image", location: str) -> "Image":
         return _grey_to_rgb(image, location)
     if image.mode == "F":
         raise SourceError(
-            f"{location} holds floating-point numbers, whose black and white nobody knows. Write it "
-            "again with 8 or 16 bits a channel, or take it out."
+            f"{location} holds floating-point numbers, whose black and white nobody knows. Write "
+            "it again with 8 or 16 bits a channel, or take it out."
         )
     if image.has_transparency_data:
         with_alpha = image.convert("RGBA")
@@ -195,8 +195,8 @@ def _damaged(location: str, error: Exception) -> SourceError:
 
 def _too_large(location: str, size: str) -> SourceError:
     return SourceError(
-        f"{location} is too large a picture ({size}; at most {MOST_PIXELS:,} pixels are read). Make "
-        "it smaller, or take it out."
+        f"{location} is too large a picture ({size}; at most {MOST_PIXELS:,} pixels are read). "
+        "Make it smaller, or take it out."
     )
 
 

@@ -116,8 +116,8 @@ def _local_copy(file: SourceFile, scratch: Path) -> BinaryIO:
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             copy.close()
             raise SourceError(
-                f"{escape_text(file.path)} is no gzip file, damaged or cut off: {error}. Copy it again, "
-                "or take it out of data.source."
+                f"{escape_text(file.path)} is no gzip file, damaged or cut off: {error}. Copy it "
+                "again, or take it out of data.source."
             ) from error
     copy.seek(0)
     return copy
@@ -167,8 +167,8 @@ class _Tar:
     def _reject_duplicate(self, first: Member | None, second: Member) -> None:
         if first is not None:
             raise SourceError(
-                f"{self._path} holds {escape_text(first.name)} and {escape_text(second.name)}, which are of "
-                "one sample. Give each picture a name of its own."
+                f"{self._path} holds {escape_text(first.name)} and {escape_text(second.name)}, "
+                "which are of one sample. Give each picture a name of its own."
             )
 
     def _check_labels_have_images(
@@ -177,16 +177,16 @@ class _Tar:
         for key in labels.keys() - images.keys():
             (member, *_) = labels[key].values()
             raise SourceError(
-                f"{self._path}: member {escape_text(member.name)} belongs to no picture of that name in "
-                "this file. Write the shard again with all parts of a sample side by side."
+                f"{self._path}: member {escape_text(member.name)} belongs to no picture of that "
+                "name in this file. Write the shard again with all parts of a sample side by side."
             )
 
     def _from_folder(self, member: Member, _: Mapping[str, Member]) -> int | str:
         parts = PurePosixPath(member.name).parts
         if len(parts) < 2 or parts[-2] == ".":
             raise SourceError(
-                f"{self._path}: member {escape_text(member.name)} has no label: neither .cls nor .json "
-                "beside it, nor a folder of its class. Write the shard as webdataset has it."
+                f"{self._path}: member {escape_text(member.name)} has no label: neither .cls nor "
+                ".json beside it, nor a folder of its class. Write the shard as webdataset has it."
             )
         return parts[-2]
 
@@ -223,8 +223,8 @@ class _Tar:
         if not isinstance(about, dict) or self._label_key not in about:
             keys = ", ".join(sorted(map(str, about))[:8]) if isinstance(about, dict) else "no keys"
             raise SourceError(
-                f"{where}: its .json has no {self._label_key!r} (it has {escape_text(keys)}). Name the "
-                "key of the label in data.images.label_key."
+                f"{where}: its .json has no {self._label_key!r} (it has {escape_text(keys)}). Name "
+                "the key of the label in data.images.label_key."
             )
         return _label(about[self._label_key], where)
 
@@ -283,7 +283,8 @@ def _columns(table: Any, path: str, image_key: str, label_key: str) -> list[str]
     for key, setting in ((image_key, "image_key"), (label_key, "label_key")):
         if names.count(key) != 1:
             raise SourceError(
-                f"{path}: {'no column' if key not in names else 'several columns'} {escape_text(key)!r} "
+                f"{path}: {'no column' if key not in names else 'several columns'} "
+                f"{escape_text(key)!r} "
                 f"(its columns: {escape_text(', '.join(names))}). Name the right one in "
                 f"data.images.{setting}."
             )
@@ -320,8 +321,8 @@ def _label(value: object, where: str) -> int | str:
     is_number = re.fullmatch(r"-?[0-9]+", text, re.ASCII) is not None
     if not text or (is_number and (int(text) < 0 or len(text) > 9)):
         raise SourceError(
-            f"{where}: its label {escape_text(repr(value)[:80])} is neither a number from 0 nor a name. "
-            "Take it out, as test sets have no labels, or correct it."
+            f"{where}: its label {escape_text(repr(value)[:80])} is neither a number from 0 nor a "
+            "name. Take it out, as test sets have no labels, or correct it."
         )
     return int(text) if is_number else text
 
@@ -329,13 +330,13 @@ def _label(value: object, where: str) -> int | str:
 def _no_parquet(path: str, error: Exception) -> SourceError:
     why = " ".join(str(error).split())[:200].rstrip(".")
     return SourceError(
-        f"{path} cannot be read as Parquet: {escape_text(why)}. It is cut off, damaged, or something "
-        "else by that name. Copy or write it again."
+        f"{path} cannot be read as Parquet: {escape_text(why)}. It is cut off, damaged, or "
+        "something else by that name. Copy or write it again."
     )
 
 
 def _unreadable(file: SourceFile, error: OSError) -> SourceError:
     return SourceError(
-        f"{escape_text(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
-        "and readable, or take it out of data.source."
+        f"{escape_text(file.path)} cannot be read: {error.strerror or error}. Check that it is "
+        "there and readable, or take it out of data.source."
     )

@@ -71,7 +71,8 @@ def expand_tar(files: Sequence[SourceFile]) -> list[SourceFile]:
     if is_remote(tar.path) or tar.format == "tar.gz":
         how = "is compressed" if tar.format == "tar.gz" else "lies elsewhere"
         raise RequestError(
-            f"{escape_text(tar.path)} is ImageNet in one tar file, which {how}: its 1.3 million pictures "
+            f"{escape_text(tar.path)} is ImageNet in one tar file, which {how}: its 1.3 million "
+            "pictures "
             "are read in another order than they stand there. Unpack it, and name the folder."
         )
     return list(_listed(tar))

@@ -48,7 +48,8 @@ def members(file: BinaryIO, path: str) -> Iterator[Member]:
                     continue
                 if not info.isreg() or info.issparse():
                     raise SourceError(
-                        f"{where}: member {escape_text(info.name)} is a link or no plain file, whose "
+                        f"{where}: member {escape_text(info.name)} is a link or no plain file, "
+                        "whose "
                         "content is elsewhere. Write the tar file with its content (`tar -h`)."
                     )
                 yield Member(info.name, info.offset_data, info.size)
@@ -77,8 +78,8 @@ def _check_end(file: BinaryIO, where: str, end: int) -> None:
 
 def _damaged(where: str, offset: int, reason: str) -> SourceError:
     return SourceError(
-        f"{where} is damaged or cut off at byte {offset:,}: {escape_text(reason[:160].rstrip('.'))}. "
-        f"{_AGAIN}"
+        f"{where} is damaged or cut off at byte {offset:,}: "
+        f"{escape_text(reason[:160].rstrip('.'))}. {_AGAIN}"
     )
 
 
@@ -136,8 +137,8 @@ def content_of(file: SourceFile) -> bytes:
             content = opened.read(file.size_bytes)
     except OSError as error:
         raise SourceError(
-            f"{escape_text(file.path)} cannot be read: {error.strerror or error}. Check that it is there "
-            "and readable, or take it out of data.source."
+            f"{escape_text(file.path)} cannot be read: {error.strerror or error}. Check that it is "
+            "there and readable, or take it out of data.source."
         ) from error
     if len(content) != file.size_bytes:
         raise SourceError(f"{escape_text(file.path)} changed while it was read. Prepare again.")

@@ -69,8 +69,8 @@ def _as_source_error(path: str) -> Iterator[None]:
             raise  # of the file system, and not of what stands in the file
         why = " ".join(str(error).split())[:200].rstrip(".")
         raise SourceError(
-            f"{path} cannot be read as HDF5: {escape_text(why)}. It is cut off, damaged, or something "
-            "else by that name. Copy or write it again."
+            f"{path} cannot be read as HDF5: {escape_text(why)}. It is cut off, damaged, or "
+            "something else by that name. Copy or write it again."
         ) from error
 
 

@@ -114,5 +114,6 @@ def not_json(location: object, error: json.JSONDecodeError, form: str) -> Source
         form: What the file ought to hold, as a sentence.
     """
     return SourceError(
-        f"{location}: not JSON ({error.msg}, column {error.colno:,}). {form} Mend or remove the line."
+        f"{location}: not JSON ({error.msg}, column {error.colno:,}). {form} Mend or remove the "
+        "line."
     )

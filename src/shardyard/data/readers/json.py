@@ -25,8 +25,8 @@ def read_json_file(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Text
     """A list of objects, or objects one after the other: one object, or JSON lines by this name."""
     if span.stop > MOST_BYTES:
         raise SourceError(
-            f"{escape_text(span.file.path)} has {span.stop:,} bytes, and a .json file is read whole, up "
-            f"to {MOST_BYTES:,}. Write one object a line into a .jsonl file, as "
+            f"{escape_text(span.file.path)} has {span.stop:,} bytes, and a .json file is read "
+            f"whole, up to {MOST_BYTES:,}. Write one object a line into a .jsonl file, as "
             "`jq -c '.[]' FILE.json > FILE.jsonl` does for a list; if it is written so already, "
             "rename it."
         )
@@ -99,7 +99,8 @@ def decompression_errors(file: SourceFile, *errors: type[Exception]) -> Iterator
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the file system, and not of what stands in the file
         raise SourceError(
-            f"{escape_text(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or packed in "
+            f"{escape_text(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or "
+            "packed in "
             "another way than its name says. Test it (`gzip -t`, `zstd -t`, `bzip2 -t`), then copy "
             "or pack it again."
         ) from error

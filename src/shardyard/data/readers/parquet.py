@@ -56,8 +56,8 @@ def _check_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
     is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
     if not any(is_it(values) for is_it in is_text):
         raise SourceError(
-            f"{path}: column {escape_text(text_key)!r} holds {kind}, not text. data.text_key names the "
-            "column that holds the text. Correct data.text_key or the file."
+            f"{path}: column {escape_text(text_key)!r} holds {kind}, not text. data.text_key names "
+            "the column that holds the text. Correct data.text_key or the file."
         )
 
 
@@ -111,6 +111,6 @@ def _texts(
 def _unreadable(path: str, error: Exception) -> SourceError:
     why = " ".join(str(error).split())[:200].rstrip(".")
     return SourceError(
-        f"{path} cannot be read as Parquet: {escape_text(why)}. It is cut off, damaged, or something "
-        "else by that name. Copy or write it again."
+        f"{path} cannot be read as Parquet: {escape_text(why)}. It is cut off, damaged, or "
+        "something else by that name. Copy or write it again."
     )

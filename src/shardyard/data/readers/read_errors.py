@@ -50,15 +50,16 @@ def decode(content: bytes, location: FileLocation) -> str:
     except UnicodeDecodeError as error:
         at = location.offset + error.start
         raise SourceError(
-            f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is not UTF-8, so this "
+            f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is not "
+            "UTF-8, so this "
             "is no text file or one in another encoding. Convert it (`iconv -t utf-8`) or take it "
             "out of data.source."
         ) from error
     if "\0" in text:
         at = location.offset + content.index(0)
         raise SourceError(
-            f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is NUL, so this is a "
-            "binary file. Take it out of data.source."
+            f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is NUL, so "
+            "this is a binary file. Take it out of data.source."
         )
     return text
 

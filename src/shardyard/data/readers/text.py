@@ -88,7 +88,8 @@ def read_documents(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Tex
             size += len(line)
         if size > MOST_DOCUMENT_BYTES:
             raise SourceError(
-                f"{FileLocation(span.file, partial(open_rewound, file), begin)}: a document of more than "
+                f"{FileLocation(span.file, partial(open_rewound, file), begin)}: a document of "
+                "more than "
                 f"{MOST_DOCUMENT_BYTES:,} bytes. Put blank lines between documents, or set "
                 "data.format=sentences if each file is one document."
             )

@@ -93,8 +93,8 @@ def find_all(
         listed.append((entry, found))
         if not found and len(entries) > 1:
             problems.append(
-                f"{setting}={escape_text(entry)!r} holds no file; hidden files in folders are left out. "
-                "Correct the path, or take it out of the list."
+                f"{setting}={escape_text(entry)!r} holds no file; hidden files in folders are left "
+                "out. Correct the path, or take it out of the list."
             )
     if problems:
         raise RequestError("\n".join(problems))

@@ -80,7 +80,8 @@ def _files_of(url: str) -> tuple[Any, str]:
         with_which = "a package of fsspec's" if package is None else package
         install = "" if package is None else f" Install it: pip install {package}"
         raise RequestError(
-            f"{escape_text(url)} is read with {with_which}, which is not installed ({error}).{install}"
+            f"{escape_text(url)} is read with {with_which}, which is not installed "
+            f"({error}).{install}"
         ) from error
     except Exception as error:
         raise _translate_error(url, error) from error
@@ -91,8 +92,8 @@ def _listed_file(url: str, about: dict[str, Any]) -> ListedFile:
     version = next((about[name] for name in _VERSIONS if about.get(name)), None)
     if about.get("size") is None or version is None:
         raise RequestError(
-            f"{escape_text(url)}: neither its size nor its version is known there, so a change while it "
-            "is read would go unnoticed. Copy it here and give the path."
+            f"{escape_text(url)}: neither its size nor its version is known there, so a change "
+            "while it is read would go unnoticed. Copy it here and give the path."
         )
     return ListedFile(url, url, int(about["size"]), str(version))
 

@@ -44,8 +44,8 @@ class HttpStore(RangedStore):
             version = _version(answer.headers)
         if version is None:
             raise RequestError(
-                f"{escape_text(url)}: the server says neither ETag nor Last-Modified, so a change while "
-                f"it is read would go unnoticed. {_DOWNLOAD}"
+                f"{escape_text(url)}: the server says neither ETag nor Last-Modified, so a change "
+                f"while it is read would go unnoticed. {_DOWNLOAD}"
             )
         name = urlsplit(url).path.rpartition("/")[2]
         return ListedFile(url, name, size_bytes, version, below="")
@@ -81,8 +81,8 @@ def _sent(answer: Any, url: str) -> tuple[int, int, int]:
     found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if answer.status not in (206, 416):
         raise RequestError(
-            f"{escape_text(url)}: the server sends the whole file where a part was asked for, and files "
-            f"are read in parts. {_DOWNLOAD}"
+            f"{escape_text(url)}: the server sends the whole file where a part was asked for, and "
+            f"files are read in parts. {_DOWNLOAD}"
         )
     if found is None:
         raise LostError(f"{escape_text(url)}: an answer was cut off. {READ_AGAIN}")
@@ -134,7 +134,8 @@ def _opened(url: str, start: int, stop: int) -> Iterator[Any]:
         reason: object = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RequestError(
-                f"{escape_text(url)}: the server's certificate is not trusted ({reason.verify_message}). "
+                f"{escape_text(url)}: the server's certificate is not trusted "
+                f"({reason.verify_message}). "
                 f"Correct the address, or name your own authorities with SSL_CERT_FILE. {_DOWNLOAD}"
             ) from error
         raise LostError(f"{escape_text(url)} cannot be read: {reason}. {READ_AGAIN}") from error

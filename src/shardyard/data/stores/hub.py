@@ -144,8 +144,8 @@ def _paths(address: _DatasetAddress, listing: _Listing) -> list[str]:
         script = f"{address.name.partition('/')[2]}.py"
         if script in listing.files:
             raise RequestError(
-                f"{address.words}: the dataset is made by a script, {script}, and code of others is "
-                "not run. The hub keeps many of them as Parquet too: try "
+                f"{address.words}: the dataset is made by a script, {script}, and code of others "
+                "is not run. The hub keeps many of them as Parquet too: try "
                 f"hf://{address.name}@refs/convert/parquet; or name files of it, if it has any."
             )
         fits = _of_split(address.path, everything)

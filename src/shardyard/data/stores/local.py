@@ -35,7 +35,7 @@ class LocalStore:
             yield _stat_file(path, name)
 
     def open(self, file: SourceFile) -> BinaryIO:
-        """Open a file, as defined by ``Store``; changes meanwhile show when files are listed again."""
+        """Open a file, as ``Store`` defines; changes meanwhile show when files are listed again."""
         return Path(file.path).open("rb")
 
 
@@ -53,8 +53,8 @@ def _stat_file(path: Path, name: str) -> ListedFile:
     for is_kind, kind in _IRREGULAR:
         if is_kind(status.st_mode):
             raise RequestError(
-                f"data.source: {escape_text(str(path))} is {kind}, and text is read more than once and "
-                "by several processes. Write its content into a file and name that."
+                f"data.source: {escape_text(str(path))} is {kind}, and text is read more than once "
+                "and by several processes. Write its content into a file and name that."
             )
     return ListedFile(key, name, status.st_size, status.st_mtime_ns)
 
@@ -96,8 +96,8 @@ def _matches(entry: str, folder: str, pattern: str) -> Iterator[ListedFile]:
     files = [match for match in sorted(matches_of(entry)) if not Path(match).is_dir()]
     if not files:
         raise RequestError(
-            f"data.source={escape_text(entry)!r}: no file matches {escape_text(pattern)!r} in {escape_text(folder)}. "
-            f"Correct the pattern, or take it out.{escape_hint(pattern)}"
+            f"data.source={escape_text(entry)!r}: no file matches {escape_text(pattern)!r} in "
+            f"{escape_text(folder)}. Correct the pattern, or take it out.{escape_hint(pattern)}"
         )
     for match in files:
         below = os.path.relpath(match, folder)

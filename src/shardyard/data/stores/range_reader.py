@@ -62,8 +62,8 @@ class RangedStore(ABC):
         bucket = entry.split("/")[2] if entry.count("/") >= 2 else entry
         if has_magic(bucket):
             raise RequestError(
-                f"data.source={escape_text(entry)!r} has a wildcard in the name of a bucket or host, and "
-                "those cannot be listed. Write the name, and wildcards behind it."
+                f"data.source={escape_text(entry)!r} has a wildcard in the name of a bucket or "
+                "host, and those cannot be listed. Write the name, and wildcards behind it."
             )
         is_folder = entry.endswith("/")
         found = None if is_folder else retry_on_disconnect(lambda: self.stat(entry))
@@ -100,7 +100,8 @@ class RangedStore(ABC):
         if not named:
             raise RequestError(
                 f"data.source={escape_text(entry)!r}: no file matches {escape_text(pattern)!r} in "
-                f"{escape_text(literal)}. Correct the pattern, or take it out.{escape_hint(pattern)}"
+                f"{escape_text(literal)}. Correct the pattern, or take it "
+                f"out.{escape_hint(pattern)}"
             )
         return named
 
@@ -246,8 +247,8 @@ def changed(file: SourceFile, reason: str) -> SourceError:
         reason: What shows it.
     """
     return SourceError(
-        f"{escape_text(file.path)} changed since it was listed: {reason}. Its tokens would mix old and new "
-        "text. Prepare again once nothing writes there."
+        f"{escape_text(file.path)} changed since it was listed: {reason}. Its tokens would mix old "
+        "and new text. Prepare again once nothing writes there."
     )
 
 

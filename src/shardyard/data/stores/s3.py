@@ -112,7 +112,7 @@ def _split(url: str) -> tuple[str, str]:
     bucket, _, key = url.partition("://")[2].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise RequestError(
-            f"data.source={escape_text(url)!r} names no bucket that can be. Give s3://bucket/folder, "
-            "s3://bucket/file.jsonl or s3://bucket/folder/*.parquet."
+            f"data.source={escape_text(url)!r} names no bucket that can be. Give "
+            "s3://bucket/folder, s3://bucket/file.jsonl or s3://bucket/folder/*.parquet."
         )
     return bucket, key

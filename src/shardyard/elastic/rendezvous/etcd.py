@@ -177,7 +177,7 @@ class EtcdBackend(RendezvousBackend):
         return self._decoded(found)
 
     def set_state(self, state: bytes, token: int | None = None) -> tuple[bytes, int, bool] | None:
-        """Write the state if no other node has since; return the current one, and if we wrote it."""
+        """Write the state if no other node has; return the current one, and if we wrote it."""
         written = self.seal.sealed(self._key, to_json(state))
 
         def swap() -> tuple[bool, list[list[KeyValue]]]:
@@ -271,7 +271,7 @@ class EtcdRendezvous(Rendezvous):
         )
 
     def nodes_waiting(self) -> int:
-        """Return the number of waiting nodes; 0 while etcd does not answer, as training needs none."""
+        """Return the number of waiting nodes; 0 while etcd is silent, as training needs none."""
         if not self._shared.presence.is_reachable:
             return 0
         try:

@@ -160,7 +160,7 @@ class Etcd:
     def _ask(
         self, server: tuple[str, int], path: str, request: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Call one server, as ``call`` does; retry once where an earlier login's token has ended."""
+        """Call one server, as ``call`` does; retry once if an earlier login's token has ended."""
         is_new = self._token is None
         try:
             return self._post(server, path, request, token=self._token or self._log_in(server))
@@ -247,7 +247,7 @@ class Etcd:
         )
 
     def _explained(self, path: str, error: _ErrorResponse) -> Exception:
-        """Convert a rejection into an error for users; unchanged if only the caller can explain it."""
+        """Convert a rejection to an error for users; unchanged if only the caller can explain it."""
         words = str(error)
         if "authentication is not enabled" in words:
             return AccessError(

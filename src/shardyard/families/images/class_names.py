@@ -75,8 +75,8 @@ def head_order(
     if len(data_names) != outputs:
         return HeadOrder(
             rows=None,
-            note=f"it has {outputs:,} outputs, the data {len(data_names):,} classes: its head is left, "
-            "and a new one begins at random",
+            note=f"it has {outputs:,} outputs, the data {len(data_names):,} classes: its head is "
+            "left, and a new one begins at random",
         )
     if network_names is None:
         why = "it does not name its classes in id2label"
@@ -87,9 +87,9 @@ def head_order(
     else:
         return HeadOrder(
             rows=None,
-            note=f"its classes have other names in id2label ({_preview(network_names)}) than in the data "
-            f"({_preview(data_names)}): its head is left, and a new one begins at random. If they are the "
-            "same classes, rename one of the two",
+            note=f"its classes have other names in id2label ({_preview(network_names)}) than in "
+            f"the data ({_preview(data_names)}): its head is left, and a new one begins at random. "
+            "If they are the same classes, rename one of the two",
         )
     return HeadOrder(
         rows=in_order,

@@ -288,7 +288,8 @@ def _check_tensors(
         if wrong:
             raise CheckpointError(
                 f"{checkpoint.path} is not the model of {like.folder}: "
-                f"{_differences(wrong, shapes, like.tensor_shapes)}. --like names a folder of this model."
+                f"{_differences(wrong, shapes, like.tensor_shapes)}. --like names a folder of this "
+                "model."
             )
     elif like.shape is not None:
         count = sum(tensor.elements for tensor in taken.values())

@@ -200,7 +200,8 @@ FSX = Prerequisite(
     name="FSx for Lustre driver",
     version="1.9.0",
     provides=FSX_DRIVER,
-    purpose="mounts claims on FSx for Lustre; to create file systems it needs a role with fsx rights",
+    purpose="mounts claims on FSx for Lustre; to create file systems it needs a role "
+    "with fsx rights",
     release=Release(
         method="kustomize",
         url="github.com/kubernetes-sigs/aws-fsx-csi-driver/deploy/kubernetes/overlays/stable"
@@ -248,7 +249,8 @@ DEVICE_PLUGINS = {
         name="Gaudi device plugin",
         version="of your Gaudi driver",
         provides="habana.ai/gaudi",
-        purpose="offers a node's Gaudi devices to pods; its version must fit the driver of the nodes",
+        purpose="offers a node's Gaudi devices to pods; its version must fit the driver "
+        "of the nodes",
         image="habana",
     ),
     "amd.com/gpu": Prerequisite(

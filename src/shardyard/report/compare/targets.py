@@ -118,6 +118,6 @@ def _check_metrics(records: Sequence[RunRecord], requested: Target) -> None:
     for name in requested:
         if name not in known:
             raise RequestError(
-                f"--target {name}={requested[name]:g}: no run of these is evaluated by {name!r}. They "
-                f"are by {', '.join(known)}."
+                f"--target {name}={requested[name]:g}: no run of these is evaluated by {name!r}. "
+                f"They are by {', '.join(known)}."
             )

@@ -375,7 +375,8 @@ def _lines(axes: Axes, comparison: StudyComparison, value: Value) -> None:
         look = line_style_of(side)
         axes.plot(
             [size for size, _ in known], [found for _, found in known], marker="o", markersize=4.5,
-            color=colour(look.colour), linestyle=look.matplotlib_dashes, label=comparison.name(side),
+            color=colour(look.colour), linestyle=look.matplotlib_dashes,
+            label=comparison.name(side),
         )  # fmt: skip
 
 
@@ -537,7 +538,8 @@ def _settings(comparison: StudyComparison) -> str:
         body = '<p class="muted">No setting differs.</p>'
     else:
         body = _card((heads, rows))
-    note = f'<p class="note">Of the runs on {comparison.base} accelerators, every default resolved.</p>'
+    text = f"Of the runs on {comparison.base} accelerators, every default resolved."
+    note = f'<p class="note">{text}</p>'
     return render_section("settings", "What differs", body + note)
 
 
