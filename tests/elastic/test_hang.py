@@ -140,7 +140,7 @@ class Node:
         for step in range(1, 9):
             self.change(step=step, step_ns=int(step_s * 1e9) + step)
             self.look()
-        self.change([0], collectives_begun=2)
+        self.change([0], collectives_started=2)
         self.look()
 
     def look(self) -> None:
@@ -218,7 +218,7 @@ def test_a_later_save_may_take_five_times_the_longest_so_far_and_90_seconds_at_l
 def test_one_rank_s_saves_say_nothing_of_another_s_first() -> None:
     node = Node(slow_s=240.0)
     node.learn(0.1)
-    node.change([0], save_ns=10**9, collectives_begun=3)
+    node.change([0], save_ns=10**9, collectives_started=3)
     node.change([1], phase=WorkerPhase.SAVE)
     node.look()
     node.pass_time(239.0)

@@ -231,7 +231,7 @@ def test_a_mask_is_kept_where_lengths_cannot_be_told() -> None:
         masked, free = kept(cp, mask=True), kept(cp)
         assert masked > free
         # told lengths it needs none, but where a sample is split it has one all the same
-        assert kept(cp, mask=True, told_lengths=True) == (free if cp == 1 else masked)
+        assert kept(cp, mask=True, uses_varlen=True) == (free if cp == 1 else masked)
 
 
 def test_less_recompute_keeps_more() -> None:

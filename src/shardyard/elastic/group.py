@@ -203,14 +203,14 @@ class GroupAgent(ProcessesAgent):
         self._messages = AgentMessages(
             worker_group.store, group_rank=group_rank, num_nodes=num_nodes
         )
-        held = self.restart_policy.failure_history
+        history = self.restart_policy.failure_history
         address = address_of_node(str(worker_group.master_addr), int(worker_group.master_port or 0))
         self.generation = self._messages.agree_on_generation(
             self.generation + 1, self._node,
-            world_size=self._world_size, held=held.told(), address=address,
+            world_size=self._world_size, failure_history=history.to_json(), address=address,
         )  # fmt: skip
         self._variables = worker_variables(address, self._messages.addresses, os.environ)
-        held.hear(self._messages.failure_histories)
+        history.adopt(self._messages.failure_histories)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
         if self.generation > 0 and is_resize:  # so it is for the node that came
             self._joined_s = self._agreed_s
@@ -220,7 +220,9 @@ class GroupAgent(ProcessesAgent):
             lost for lost in self.lost_nodes if lost.node_rank not in self._reported_lost | met
         ]
         self.lost_nodes, self._reported_lost = [], set()
-        if self._has_met is not None and self._has_met(self._messages.nodes, held.excluded_nodes):
+        if self._has_met is not None and self._has_met(
+            self._messages.nodes, history.excluded_nodes
+        ):
             for lost in untold:  # it held the run still when noticed, as if others were cut off
                 self._write_event("node_lost", **lost.event())
             self._write_event("store_moved", **self._node.event())

@@ -382,7 +382,7 @@ def read_node_assignment(word: str, environ: Mapping[str, str]) -> NodeAssignmen
     ours = NODE_ASSIGNMENT_READERS.get(word)
     if ours is None:
         theirs = launcher_class(word) if word in installed("launchers") else None
-        read = getattr(theirs, "place", None)
+        read = getattr(theirs, "node_assignment", None)
     else:
         read = load_object(None, ours)
     if read is None:
