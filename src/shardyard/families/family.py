@@ -85,7 +85,7 @@ class ModuleSpec:
             yield f"{self.module}.bias", bias, self.split == "rows"
 
     def unsplit_elements(self, shape: ModelShape) -> int:
-        """Return the parameters that each rank of tp holds: all, or the bias of a sum over ranks."""
+        """Return the parameters each rank of tp holds: all, or the bias of a sum over ranks."""
         if self.split is None:
             return self.elements(shape)
         return self._bias_elements(shape) if self.split == "columns" else 0

@@ -247,7 +247,7 @@ class Etcd:
         )
 
     def _explained(self, path: str, error: _ErrorResponse) -> Exception:
-        """Convert a rejection to an error for users; unchanged if only the caller can explain it."""
+        """Convert a rejection to an error for users; unchanged if only the caller knows why."""
         words = str(error)
         if "authentication is not enabled" in words:
             return AccessError(
