@@ -10,7 +10,7 @@ from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.launch import Launch, Volume
-from shardyard.config.schema.recipe import Model, Optim, Recipe, Run
+from shardyard.config.schema.recipe import Model, Optim, Recipe, RunSettings
 from shardyard.config.validate import recipe_of
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.io.yaml import write_yaml
@@ -101,7 +101,7 @@ def test_a_dict_and_an_object_are_called_recipe_and_a_file_by_its_path(tmp_path:
 
 RIGHT: list[tuple[Tree, Recipe]] = [
     ({"optim": {"lr": 3e-4, "betas": (0.8, 0.9)}}, Recipe(optim=Optim(lr=3e-4, betas=(0.8, 0.9)))),
-    ({"run": {"tokens": 1e9}}, Recipe(run=Run(tokens=1_000_000_000))),
+    ({"run": {"tokens": 1e9}}, Recipe(run=RunSettings(tokens=1_000_000_000))),
     ({"data": {"source": Path("text")}}, Recipe(data=Data(source="text"))),
     (
         {"launch": {"volumes": [Volume(path="/data", claim="texts")]}},
@@ -129,7 +129,7 @@ def test_a_dict_and_an_object_say_the_same_and_keep_what_was_given(
 
 def test_sources_of_all_kinds_merge_from_left_to_right_and_overrides_win(tmp_path: Path) -> None:
     file = in_file({"optim": {"lr": 1e-3, "eps": 1e-6}, "run": {"seed": 1}}, tmp_path)
-    built = Recipe(run=Run(seed=2))
+    built = Recipe(run=RunSettings(seed=2))
     recipe = load_recipe([file, {"optim": {"lr": 2e-3}}, built], ["optim.grad_clip=0.5"])
     assert (recipe.optim.lr, recipe.optim.eps, recipe.optim.grad_clip) == (2e-3, 1e-6, 0.5)
     assert recipe.run.seed == 2

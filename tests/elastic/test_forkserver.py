@@ -6,7 +6,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardyard.config.schema.recipe import Model, Recipe, Task
+from shardyard.config.schema.recipe import Model, Recipe, TaskSettings
 from shardyard.elastic.forkserver import preload_of, sweep
 
 
@@ -35,9 +35,9 @@ def test_only_old_folders_that_no_agent_holds_are_removed(tmp_path: Path) -> Non
 def test_the_server_imports_what_workers_of_the_recipe_need() -> None:
     plain = preload_of(Recipe())
     assert plain[-1] == "shardyard.tasks.causal_lm"
-    compiled = preload_of(Recipe(model=Model(compile=True), task=Task(name="masked_lm")))
+    compiled = preload_of(Recipe(model=Model(compile=True), task=TaskSettings(name="masked_lm")))
     assert compiled[-2:] == ("shardyard.tasks.masked_lm", "shardyard.elastic.preload_compiler")
-    brought = preload_of(Recipe(task=Task(name="of-a-package")))
+    brought = preload_of(Recipe(task=TaskSettings(name="of-a-package")))
     assert brought == plain[:-1]
     for module in {*plain, *compiled}:
         assert find_spec(module) is not None

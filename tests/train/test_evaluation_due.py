@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.schema.recipe import Task
+from shardyard.config.schema.recipe import TaskSettings
 from shardyard.train.evaluate import evaluation_due
 
 
@@ -10,15 +10,17 @@ from shardyard.train.evaluate import evaluation_due
     ("task", "due"),
     [
         # 10 samples, 4 a step: sample 10 is in step 3, sample 20, the last one, in step 5
-        (Task(eval_every_epochs=1), [3, 5]),
-        (Task(eval_every_epochs=0.5), [2, 3, 4, 5]),  # samples 5, 10, 15 and 20
-        (Task(eval_every_epochs=0.7), [2, 4, 5]),  # samples 7 and 14, and the end
-        (Task(eval_every_epochs=2), [5]),
-        (Task(eval_every_steps=2), [2, 4, 5]),
-        (Task(), [5]),
+        (TaskSettings(eval_every_epochs=1), [3, 5]),
+        (TaskSettings(eval_every_epochs=0.5), [2, 3, 4, 5]),  # samples 5, 10, 15 and 20
+        (TaskSettings(eval_every_epochs=0.7), [2, 4, 5]),  # samples 7 and 14, and the end
+        (TaskSettings(eval_every_epochs=2), [5]),
+        (TaskSettings(eval_every_steps=2), [2, 4, 5]),
+        (TaskSettings(), [5]),
     ],
 )
-def test_evaluations_are_due_in_the_steps_worked_out_by_hand(task: Task, due: list[int]) -> None:
+def test_evaluations_are_due_in_the_steps_worked_out_by_hand(
+    task: TaskSettings, due: list[int]
+) -> None:
     found = [
         step
         for step in range(1, 6)

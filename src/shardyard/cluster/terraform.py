@@ -41,12 +41,12 @@ def storage_of(spec: ClusterSpec, clients: str) -> dict[str, dict[str, Any]]:
         case "none":
             return {}
         case "fsx":
-            return _group_terraform_storage(spec, LUSTRE_PORTS, clients) | _lustre(spec)
+            return _storage_security_group(spec, LUSTRE_PORTS, clients) | _lustre(spec)
         case _:
-            return _group_terraform_storage(spec, NFS_PORTS, clients) | _efs(spec)
+            return _storage_security_group(spec, NFS_PORTS, clients) | _efs(spec)
 
 
-def _group_terraform_storage(
+def _storage_security_group(
     spec: ClusterSpec, ports: tuple[tuple[int, int], ...], clients: str
 ) -> dict[str, dict[str, Any]]:
     """Return the file system's rules: only these groups in, and all out.

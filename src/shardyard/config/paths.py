@@ -47,7 +47,7 @@ def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
         return []
     found = []
     secrets = _secret_files(recipe) if node_paths.opens_secrets else ()
-    for setting, place in [*_places_sight(recipe), *secrets]:
+    for setting, place in [*_path_settings(recipe), *secrets]:
         if not place.startswith("/"):
             text = (
                 f"={place} is relative: it would start in the folder of this command, and nodes of "
@@ -78,7 +78,7 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
             f"{node_paths.launcher} see by the same paths. Mend the path, bring it here, or, where "
             "the nodes hold it on disks of their own, name its folder in launch.image_paths.",
         )
-        for setting, place in _places_sight(recipe)
+        for setting, place in _path_settings(recipe)
         if _is_read(setting) and not node_paths.holds(fixed_part(place)) and not path_exists(place)
     ]
 
@@ -94,7 +94,7 @@ def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield f"secrets.{name}", reference.name
 
 
-def _places_sight(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _path_settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Every path of a recipe that nodes open, by the name of its setting."""
     data, model = recipe.data, recipe.model
     if model.path is not None:

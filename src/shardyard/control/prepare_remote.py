@@ -142,7 +142,7 @@ def prepare_on(
             "verify": verify,
         },
     )
-    run_dir = _begun_prepare_on(parent, name, launcher, side) or RunDir(
+    run_dir = _existing_prepare_folder(parent, name, launcher, side) or RunDir(
         parent / new_run_id(f"{name}-prepare")
     )
     recipe = for_nodes(seen, preview, run_dir, devices=None)
@@ -151,7 +151,9 @@ def prepare_on(
     return None if answer is None else (run_dir, answer)
 
 
-def _begun_prepare_on(parent: Path, name: str, launcher: Launcher, side: SideJob) -> RunDir | None:
+def _existing_prepare_folder(
+    parent: Path, name: str, launcher: Launcher, side: SideJob
+) -> RunDir | None:
     """The newest folder in which the same was asked before, whether it came to an end or not."""
     for run_dir, ledger in prepare_folders(parent, name):
         lines = [*ledger.side_jobs(), *ledger.live()]
@@ -188,7 +190,7 @@ def probe_on(request: Request, launcher: Launcher, terms: SideTerms) -> list[Fin
             "mounts": [] if sight.shares_filesystem else list(sight.folders),
         },
     )
-    run_dir = _begun_probe(parent, name, launcher, side) or RunDir(
+    run_dir = _existing_probe_folder(parent, name, launcher, side) or RunDir(
         parent / new_run_id(name + "-probe")
     )
     recipe = for_nodes(recipe_on_nodes(request, launcher), preview, run_dir, devices=None)
@@ -200,7 +202,9 @@ def probe_on(request: Request, launcher: Launcher, terms: SideTerms) -> list[Fin
     return [Finding(**finding) for finding in answer["findings"]]
 
 
-def _begun_probe(parent: Path, name: str, launcher: Launcher, side: SideJob) -> RunDir | None:
+def _existing_probe_folder(
+    parent: Path, name: str, launcher: Launcher, side: SideJob
+) -> RunDir | None:
     """The folder of a probe whose command was killed."""
     for folder in sorted(parent.glob(f"{name}{_MARK}*"), reverse=True):
         run_dir = RunDir(folder)

@@ -35,7 +35,6 @@ from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.heartbeat import AgentMemory
-from shardyard.elastic.meeting_wait import RendezvousWait
 from shardyard.elastic.node_exclusion import NodeExcluded, wait_for_end, was_excluded
 from shardyard.elastic.peer_snapshots import PeerReplication
 from shardyard.elastic.rendezvous.c10d import (
@@ -48,6 +47,7 @@ from shardyard.elastic.rendezvous.c10d import (
 )
 from shardyard.elastic.rendezvous.etcd import etcd_rendezvous
 from shardyard.elastic.rendezvous.store_failover import StoreFailover
+from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal
 from shardyard.elastic.worker import failure_path
 from shardyard.elastic.worker_failures import Loss, first_cause
@@ -169,7 +169,6 @@ class NodeAttempt:
 
     def _run_group(self) -> AttemptResult:
         recipe = self.resolved.recipe
-        assert recipe.cluster.devices != "auto"
         first = StoreLocation(moves=0, node_rank=0, endpoint=self.endpoint or "")
         place = read_store_location(self.run, self.number) or first
         self._store_failover = StoreFailover(
@@ -187,18 +186,8 @@ class NodeAttempt:
                 wait_s=recipe.elastic.start_wait_s,
                 is_over=lambda: self.drain.is_requested,
             )
-        spec = WorkerSpec(
-            role="train",
-            local_world_size=recipe.cluster.devices,
-            rdzv_handler=handler,
-            entrypoint=self.worker,
-            max_restarts=sys.maxsize,  # this project's own agent says when to stop
-            monitor_interval=_POLL_S,
-            master_addr=None if store is None else store.host,
-            master_port=None if store is None else store.port,
-        )
         self._agent = GroupAgent(
-            spec,
+            self._worker_spec(handler, store),
             run=self.run,
             attempt=self.number,
             drain=self.drain,
@@ -230,6 +219,20 @@ class NodeAttempt:
             handler.shutdown()
             if self.peer_replication is not None:
                 self.peer_replication.close()
+
+    def _worker_spec(self, handler: Rendezvous, store: TCPStore | None) -> WorkerSpec:
+        devices = self.resolved.recipe.cluster.devices
+        assert devices != "auto"
+        return WorkerSpec(
+            role="train",
+            local_world_size=devices,
+            rdzv_handler=handler,
+            entrypoint=self.worker,
+            max_restarts=sys.maxsize,  # this project's own agent says when to stop
+            monitor_interval=_POLL_S,
+            master_addr=None if store is None else store.host,
+            master_port=None if store is None else store.port,
+        )
 
     def _result_if_late(self, config: RendezvousConfig) -> AttemptResult | None:
         """Return how the others ended before this node came; it would wait long for their store."""

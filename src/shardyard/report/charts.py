@@ -409,7 +409,7 @@ def _paint(
     axes.set_xlim(0, max((end_t - begun_t) / unit_s, 1e-9))
     top = axes.dataLim.y1
     axes.set_ylim(0, 1.22 * top if top > 0 else 1.0)
-    _mark_starts_device_plots(axes, record, begun_t, unit_s)
+    _mark_device_starts(axes, record, begun_t, unit_s)
     axes.yaxis.set_major_formatter(_ticks(field))
     axes.set_title(_title(field))
     axes.set_xlabel(f"{unit} since the start")
@@ -429,14 +429,14 @@ def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], *, color: str, l
     axes.plot(*zip(*pairs, strict=True), color=color, label=label, linewidth=1.1)
 
 
-def _mark_starts_device_plots(axes: Axes, record: RunRecord, begun_t: float, unit_s: float) -> None:
+def _mark_device_starts(axes: Axes, record: RunRecord, started_t: float, unit_s: float) -> None:
     """The parts of the newest attempt's start."""
     assert record.latest is not None
     for drop, (kind, word) in enumerate(_STARTS):
         event = record.latest.first(kind)
         if event is None:
             continue
-        x = (event["t"] - begun_t) / unit_s
+        x = (event["t"] - started_t) / unit_s
         axes.axvline(x, color=LINE, linewidth=0.9)
         axes.annotate(
             word, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -7 - 9 * drop),

@@ -32,7 +32,7 @@ class Evaluation:
 
 
 def evaluation_due(
-    step: int, *, task: recipe.Task, is_last: bool, read: range, samples: int
+    step: int, *, task: recipe.TaskSettings, is_last: bool, read: range, samples: int
 ) -> bool:
     """Whether a run is evaluated after a step, counted from 1.
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.meeting_wait import RendezvousWait
 from shardyard.elastic.rendezvous.c10d import (
     Rendezvous,
     RendezvousConfig,
@@ -22,6 +21,7 @@ from shardyard.elastic.rendezvous.c10d import (
     sever,
     wait_for_all,
 )
+from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal
 from shardyard.io.polling import wait_for
 

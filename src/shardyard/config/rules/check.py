@@ -31,7 +31,7 @@ from shardyard.config.rules.precision import check_precision
 from shardyard.config.rules.reproducible import check_reproducible
 from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
-from shardyard.config.schema.recipe import Optim, Recipe, Task
+from shardyard.config.schema.recipe import Optim, Recipe, TaskSettings
 from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import TASKS
@@ -106,7 +106,7 @@ def _with_valid_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     try:
         task_row(recipe.task.name)
     except RequestError as error:
-        task = recipe.task.model_copy(update={"name": Task().name})
+        task = recipe.task.model_copy(update={"name": TaskSettings().name})
         run = recipe.run.model_copy(update={"target": None})  # of metrics that nobody knows
         problem = Problem("task.name", f"={_show(recipe.task.name)}: {error}")
         return recipe.model_copy(update={"task": task, "run": run}), [problem]

@@ -38,7 +38,7 @@ _PHASE_WORDS = "a list, each a few settings of run, data and optim"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
 
 
-class Run(Section):
+class RunSettings(Section):
     """Name, place and length of the run."""
 
     name: Annotated[str, Field(pattern=NAME, description=NAME_WORDS)] | Auto = "auto"
@@ -142,7 +142,7 @@ class Model(Section):
     auto: on an accelerator, where a block is one graph that serves for all blocks."""
 
 
-class Task(OpenSection):
+class TaskSettings(OpenSection):
     """Training objective and its evaluation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
@@ -449,9 +449,9 @@ class Observe(Section):
 class Recipe(Section):
     """One whole request: everything that training, planning and launching read."""
 
-    run: Run = Run()
+    run: RunSettings = RunSettings()
     model: Model = Model()
-    task: Task = Task()
+    task: TaskSettings = TaskSettings()
     data: Data = Data()
     optim: Optim = Optim()
     parallel: Parallel = Parallel()

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from shardyard import torch_private
 from shardyard.elastic.agent_messages import LocalClockBackend
-from shardyard.elastic.meeting_wait import RendezvousWait
+from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal, SealedStore
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import LostNodeError, RequestError

@@ -302,7 +302,7 @@ def pytorchjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     meta = pod.metadata(request, name, job=name)
     meta["labels"] |= kueue_labels(request)
     template = pod.pod_template(
-        request, name, config=config, env=_place_pytorchjob(request, name), restarts=True
+        request, name, config=config, env=_pytorchjob_rank_variables(request, name), restarts=True
     )
     show_certificate(request.recipe.launch.kubernetes, template)
     del template["spec"]["restartPolicy"]  # the replica's own overrides it
@@ -349,7 +349,7 @@ def _elastic_policy(request: LaunchRequest, name: str) -> dict[str, Any]:
         "maxReplicas": most,
         "maxRestarts": request.recipe.elastic.max_restarts,
         "rdzvBackend": "c10d",
-        # For what else reads the policy; our nodes meet where _place_pytorchjob says.
+        # For what else reads the policy; our nodes meet where _pytorchjob_rank_variables says.
         "rdzvId": name,
         "rdzvHost": f"{name}-worker-0",
         "rdzvPort": PORT,
@@ -357,7 +357,7 @@ def _elastic_policy(request: LaunchRequest, name: str) -> dict[str, Any]:
     return policy
 
 
-def _place_pytorchjob(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
+def _pytorchjob_rank_variables(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
     """Return the variables of `--place pytorchjob`; the operator sets PET_* itself.
 
     The session stays the same while single pods restart: they join the others again. The

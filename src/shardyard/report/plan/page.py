@@ -34,16 +34,16 @@ Tile = tuple[str, str, str]
 def tiles(plan: Plan) -> list[Tile]:
     """Return tiles on memory, speed, MFU, time, price and failures: label, value, a line below."""
     return [
-        ("memory of a rank", *_memory_plan_tiles(plan)),
+        ("memory of a rank", *_memory_tile(plan)),
         (f"{plan.units} per second", *_rate(plan)),
         ("MFU", *_mfu(plan)),
-        ("time", *_time_plan_tiles(plan)),
-        ("price", *_price_plan_tiles(plan)),
-        ("expected failures", *_failures_plan_tiles(plan)),
+        ("time", *_time_tile(plan)),
+        ("price", *_price_tile(plan)),
+        ("expected failures", *_failures_tile(plan)),
     ]
 
 
-def _memory_plan_tiles(plan: Plan) -> tuple[str, str]:
+def _memory_tile(plan: Plan) -> tuple[str, str]:
     used, limit = plan.device_bytes, plan.memory_limit_bytes
     if limit is None:
         return format_bytes(used), f"{plan.fits}: {plan.fits_reason}"
@@ -69,7 +69,7 @@ def _mfu(plan: Plan) -> tuple[str, str]:
     return format_percent(plan.mfu), f"full attention; {format_percent(causal)} counted causally"
 
 
-def _time_plan_tiles(plan: Plan) -> tuple[str, str]:
+def _time_tile(plan: Plan) -> tuple[str, str]:
     length = "length known once the data is prepared"
     if plan.steps is not None:
         length = f"{plan.steps:,} steps"
@@ -83,7 +83,7 @@ def _time_plan_tiles(plan: Plan) -> tuple[str, str]:
     return wall, f"{length}, with start, saves and failures"
 
 
-def _price_plan_tiles(plan: Plan) -> tuple[str, str]:
+def _price_tile(plan: Plan) -> tuple[str, str]:
     per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
     if per_hour is None:
         return ABSENT, plan.price.source
@@ -103,7 +103,7 @@ def _short_usd(usd: float) -> str:
     return f"${usd:,.0f}" if usd < 1e6 else f"${format_count(usd)}"
 
 
-def _failures_plan_tiles(plan: Plan) -> tuple[str, str]:
+def _failures_tile(plan: Plan) -> tuple[str, str]:
     outlook = plan.failures
     if not plan.advances:
         return ABSENT, "more often than it can save"
@@ -167,11 +167,9 @@ def _chart(advice: Advice) -> str:
 
 def _card(advice: Advice, changes: Sequence[Change], note: str) -> str:
     heads = ["", "#device", "#fits", "#step", f"#{advice.now.units}/s", "#price", ""]
-    rows = [_row_advice_page(THIS, advice.now, "")]
+    rows = [_advice_row(THIS, advice.now, "")]
     rows += [
-        _row_advice_page(change.name, change.plan, _words(change))
-        for change in changes
-        if change.plan
+        _advice_row(change.name, change.plan, _words(change)) for change in changes if change.plan
     ]
     table = render_table(heads, rows) + _unmeasured(advice, changes)
     refused = [
@@ -182,7 +180,7 @@ def _card(advice: Advice, changes: Sequence[Change], note: str) -> str:
     return f'<div class="card" style="margin-top:12px">{note}{table}</div>'
 
 
-def _row_advice_page(name: str, plan: Plan, words: str) -> Cells:
+def _advice_row(name: str, plan: Plan, words: str) -> Cells:
     return tuple(
         esc(cell)
         for cell in (

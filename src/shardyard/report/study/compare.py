@@ -405,18 +405,18 @@ def sizes_table(comparison: StudyComparison) -> Table:
         "#interval", "scaling", "#its share", "#interval",
     ]  # fmt: skip
     return heads, [
-        _row_beside_words(comparison, size) for size in comparison.sizes if size.rate is not None
+        _comparison_cells(comparison, size) for size in comparison.sizes if size.rate is not None
     ]
 
 
-def _row_beside_words(beside: StudyComparison, size: SizeComparison) -> list[str]:
+def _comparison_cells(comparison: StudyComparison, size: SizeComparison) -> list[str]:
     return [
         str(size.accelerators),
-        beside.name(size.side),
+        comparison.name(size.side),
         ABSENT if size.rate is None else format_count(size.rate),
         ABSENT if size.efficiency is None else f"{100 * size.efficiency:.1f} %",
         *_speed(size),
-        *_scaling_beside_words(size.scaling),
+        *_scaling_cells(size.scaling),
     ]
 
 
@@ -429,7 +429,7 @@ def _speed(size: SizeComparison) -> list[str]:
     return [speed.verdict, f"{speed.ratio:.3f}", f"{speed.low:.3f} to {speed.high:.3f}"]
 
 
-def _scaling_beside_words(scaling: Scaling | None) -> list[str]:
+def _scaling_cells(scaling: Scaling | None) -> list[str]:
     if scaling is None:
         return ["", "", ""]
     ends = f"{scaling.low:.3f} to {scaling.high:.3f}"
