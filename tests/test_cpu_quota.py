@@ -154,4 +154,4 @@ def test_nothing_else_asks_the_machine_how_many_cores_there_are() -> None:
         if re.search(r"sched_getaffinity|cpu_count", path.read_text())
     }
     told = "telemetry/__main__.py"  # says how many the node has, beside the limit
-    assert asking == {"cores.py", told}
+    assert asking == {"cpu_quota.py", told}

@@ -11,9 +11,9 @@ import pytest
 from shardyard.errors import JsonFileError
 from shardyard.io.files import publish_file, publish_folder, read_json, read_json_object
 
-SRC = Path(__file__).parents[1] / "src" / "shardyard"
+SRC = Path(__file__).parents[2] / "src" / "shardyard"
 OWN_ORDER = {
-    "files.py": 1,
+    "io/files.py": 1,
     "checkpoint/retention.py": 3,  # what goes, or is set aside
     "checkpoint/writer.py": 1,  # each rank flushes its own file
     "transfer/download.py": 1,  # what was there before
@@ -76,8 +76,8 @@ def test_nothing_else_gives_a_folder_its_name() -> None:
 # --- JSON ----------------------------------------------------------------------------------------
 
 OWN_PARSERS = {
-    "files.py": "parse_json itself",
-    "safetensors_header.py": "below files.py in the layers; the header's length is checked before",
+    "io/files.py": "parse_json itself",
+    "io/digests.py": "the header of a safetensors file, whose length is checked before",
     "importers/configs/source_file.py": "rejects repeated keys; the text was read bounded",
 }
 """Files that call Python's JSON parser themselves, and why they may."""

@@ -12,7 +12,7 @@ from shardyard.launchers.monitoring.alerts import ALERTS, render
 from tests.debian_packages import need
 from tests.launchers.monitoring.queries import metrics_of, unknown_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAGE = Path(__file__).parents[3] / "docs" / "monitoring.md"
 
 
 @dataclass(frozen=True)

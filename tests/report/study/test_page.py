@@ -14,7 +14,7 @@ from tests.report.study.test_scaling import planned, row, series
 from tests.report.test_render import Page
 
 HOSTILE = 'x"><script>alert(1)</script>'
-SCALING = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "scaling"
+SCALING = Path(__file__).parents[3] / "benchmarks" / "groundtruth" / "scaling"
 
 
 def studied() -> ScalingSeries:

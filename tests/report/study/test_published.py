@@ -10,7 +10,7 @@ from shardyard.report.study.published import read_table
 from shardyard.report.study.rows import ScalingSeries
 from shardyard.report.study.scaling import points, series_notes
 
-SCALING = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "scaling"
+SCALING = Path(__file__).parents[3] / "benchmarks" / "groundtruth" / "scaling"
 
 
 def efficiencies(series: ScalingSeries) -> list[float]:
