@@ -138,10 +138,10 @@ MUTATIONS = (
              "-(-(shards.num_tokens - 1) // seq_len)", "(shards.num_tokens - 1) // seq_len",
              _LOADER),
     # --- checkpoints, exports, what is fetched -------------------------------------------------
-    Mutation("a list of files lists itself", "complete.py",
+    Mutation("a list of files lists itself", "io/digests.py",
              "        if path.is_file() and path != folder / COMPLETE\n",
              "        if path.is_file()\n", ("tests/io/test_complete.py",)),
-    Mutation("a name may lead out of its folder", "complete.py",
+    Mutation("a name may lead out of its folder", "io/digests.py",
              'if any(part in ("", ".", "..") for part in name.split("/")):',
              "if False:", ("tests/io/test_complete.py", *_RECEIVE)),
     Mutation("a wrong file is kept", "transfer/download.py", "        if found == expected:",
@@ -151,7 +151,7 @@ MUTATIONS = (
     Mutation("pruning takes the best", "checkpoint/retention.py",
              '_mark(checkpoints_dir / "best", step)', '_mark(checkpoints_dir / "latest", step)',
              ("tests/checkpoint/test_retention.py",)),
-    Mutation("two trainings hold one lease", "locks.py",
+    Mutation("two trainings hold one lease", "io/files.py",
              "fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX", "fcntl.LOCK_SH",
              ("tests/rundir/test_state.py",)),
     # --- averages and snapshots ----------------------------------------------------------------
@@ -216,8 +216,8 @@ MUTATIONS = (
     # --- launching --------------------------------------------------------------------------------
     Mutation("a torn line swallows the next", "launchers/ledger.py",
              '("\\n" if torn else "")', '""', _LEDGER),
-    Mutation("a terminal is acted upon", "printable.py",
-             "return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)", "return text",
+    Mutation("a terminal is acted upon", "io/sanitize.py",
+             "return _ACTING.sub(lambda match: ascii(match[0])[1:-1], text)", "return text",
              ("tests/io/test_sanitize.py",)),
     Mutation("a node of another attempt is believed", "node/preflight.py",
              "return replace(report, asks=tuple(report.asks)) if is_whole else None",

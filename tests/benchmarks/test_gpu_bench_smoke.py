@@ -106,7 +106,7 @@ def test_a_rehearsal_of_variants_measures_settings_against_each_other(tmp_path: 
     bf16, offload = json.loads(file.read_text())["cells"]
     assert [bf16["status"], offload["status"]] == ["ok", "ok"]
     assert offload["settings"] == ["memory.offload=activations"]
-    # one rank that keeps all on its CPU adds gradients up in another order (compute_copies.py)
+    # one rank that keeps all on its CPU adds gradients up in another order (low_precision.py)
     assert offload["losses"] == pytest.approx(bf16["losses"], rel=1e-4)
 
 

@@ -120,7 +120,7 @@ def test_names_of_credential_files(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["credentials.py", "secrets/__init__.py", ".env.example", "id_rsa.pub", "tokenizer.json",
+    ["config/secrets.py", "secrets/__init__.py", ".env.example", "id_rsa.pub", "tokenizer.json",
      "token_ids.txt", "keys.py", "environment.yml", "ca.pem"],
 )  # fmt: skip
 def test_names_of_code_and_public_files(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Export a checkpoint as a Hugging Face folder: weights here, the rest in ``beside_weights.py``.
+"""Export a checkpoint as a Hugging Face folder: weights here, the rest in ``export_files.py``.
 
 Run as a program: ``python -m shardyard.checkpoint.export RUN_DIR --to DIR [--step latest]``. Only
 the model's tensors are read, some rows of one at a time, so a model of any size passes through the

@@ -1,7 +1,7 @@
 """Copies of this rank's shards in host memory, in buffers that are kept from save to save.
 
 Allocating pinned memory costs more than the copy itself, so it happens at the first save only, and
-in pieces that waste none of it (``host_chunks.py``).
+in pieces that waste none of it (``staging.py``).
 """
 
 import mmap

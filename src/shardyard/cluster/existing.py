@@ -1,6 +1,6 @@
 """Survey of an existing cluster: what a recipe needs, what of it exists, and what to add.
 
-A survey only asks. The parts to add are those of ``adopted_parts.py``; they are made and
+A survey only asks. The parts to add are those of ``existing_resources.py``; they are made and
 removed like those of a cluster of ours.
 """
 

@@ -113,7 +113,7 @@ def data_line(
 # `shardyard prepare RECIPE --on LAUNCHER`: model and data onto the nodes' storage, as a side job.
 #
 # Node 0 of a training would do the same while all accelerators wait. What was done is known by the
-# answer in the side job's folder, from which `launch` says that the data is ready (prepared.py).
+# answer in the side job's folder, from which `launch` says that the data is ready.
 
 
 def prepare_on(

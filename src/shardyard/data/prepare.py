@@ -247,7 +247,7 @@ def request_of(
 
     Files are identified by name, size and time of change (remote: etag), not by content.
     Reading a large corpus takes hours, and the second call has to return at once.
-    ``equal_content.py`` recognizes equal content with other times.
+    ``content_cache.py`` recognizes equal content with other times.
     """
     listing = [
         [file.path, file.size_bytes, file.version, *_format_in_request(file), *_split_of(file)]

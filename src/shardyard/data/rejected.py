@@ -8,7 +8,7 @@ from shardyard.config.schema.data import Data
 from shardyard.errors import SourceError
 
 Records = Sequence[dict[str, Any]]
-"""Records of finished pieces (``pieces.py``)."""
+"""Records of finished pieces (``work_units.py``)."""
 
 
 def check_rejected_in(records: Records, data: Data) -> None:

@@ -1,6 +1,6 @@
 """Text datasets of a recipe, as `prepare` makes them: one, or one per source of a mixture.
 
-The datasets of a mixture's sources are next to its folder (``mixture_folder.py``). Other
+The datasets of a mixture's sources are next to its folder (``mixture_manifest.py``). Other
 mixtures of the same tokenizer use them too, with other weights or other sources.
 """
 

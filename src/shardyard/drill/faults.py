@@ -1,4 +1,4 @@
-"""All that a drill breaks, one row each; how it is done from outside: `strikes.py`."""
+"""All that a drill breaks, one row each; how it is done from outside: `injectors.py`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The only output to the terminal, and the outermost line of every program started there.
 
-No printed text can act on the terminal (printable.py). Errors become messages and exit
+No printed text can act on the terminal (sanitize.py). Errors become messages and exit
 codes here.
 """
 

@@ -35,7 +35,7 @@ LAUNCHERS: dict[str, str] = {
     "kubernetes": "shardyard.launchers.kubernetes.launcher:KubernetesLauncher",
     "aws-batch": "shardyard.launchers.aws_batch.launcher:BatchLauncher",
 }
-"""Name -> module:class, imported on first use; packages add others (``plug_ins.py``)."""
+"""Name -> module:class, imported on first use; packages add others (``plugins.py``)."""
 
 
 NODE_ASSIGNMENT_READERS: dict[str, str] = {

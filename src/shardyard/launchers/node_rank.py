@@ -1,4 +1,4 @@
-"""Place of a process among the nodes of its job; each launcher's place.py reads its own."""
+"""Place of a process among the nodes of its job; each launcher's node_rank.py reads its own."""
 
 import ipaddress
 from collections.abc import Mapping

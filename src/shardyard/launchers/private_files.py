@@ -1,7 +1,7 @@
 """Files of a user's code folder that are private: credentials by name or content, and by mode.
 
 Names follow the lists of secret scanners and of GitHub's gitignore templates. Source code is judged
-by its content only, since `credentials.py` is a module and no credential.
+by its content only, since `config/secrets.py` is a module and no credential.
 """
 
 import os

@@ -96,7 +96,7 @@ def reject_wrapped(model: nn.Module, family: Family, *, blocks_only: bool) -> No
 #
 # Only products are fp8. Master weights, gathered parameters, activations and gradients keep their
 # formats; each factor is scaled and cast just before it is multiplied, but for the weights of one
-# rank, which keeps them cast for a step (``compute_copies.py``). So parameters, their names and
+# rank, which keeps them cast for a step (``low_precision.py``). So parameters, their names and
 # their places are those of a bf16 run, and so are checkpoints and exports.
 #
 # Embedding, head and routers stay as they are: few FLOP, or much harm. Experts too: their grouped

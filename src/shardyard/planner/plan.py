@@ -227,7 +227,7 @@ class Plan:
         return self.price.usd_per_hour / 3600 / self.speed.tokens_per_s * 1e6
 
     def samples_factor(self, critical_batch: float, *, times: float = 1) -> float:
-        """Samples to a given loss over the fewest, at ``times`` this batch (``quality.py``)."""
+        """Return the samples to a given loss over the fewest, at ``times`` this batch."""
         return samples_factor(times * self.samples_per_step, critical_batch=critical_batch)
 
     def memory_term(self, name: str) -> int:

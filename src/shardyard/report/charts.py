@@ -44,7 +44,7 @@ _MARKERS = {name: f"#0a0a{number:02x}" for number, name in enumerate(_VARIABLES,
 
 
 def colour(variable: str) -> str:
-    """Return the marker of a page colour (``--blue`` of ``style.py``: ``blue``) in a drawing."""
+    """Return the marker of a page colour (``--blue`` of ``html.py``: ``blue``) in a drawing."""
     return _MARKERS[variable]
 
 

@@ -1,6 +1,6 @@
 """Lease that keeps two agents from training one run at the same time.
 
-It is a file lock (``locks.py``): it needs no timeout and no cleanup. The file's
+It is a file lock (``io/files.py``): it needs no timeout and no cleanup. The file's
 text names its holder.
 """
 

@@ -171,7 +171,7 @@ def build_custom(
 
     Args:
         control: A gloo group of all ranks.
-        folder: Of a model that transformers makes (``generic_model.py``).
+        folder: Of a model that transformers makes (``custom_model.py``).
 
     Raises:
         RequestError: There is no such function, or what it returns cannot be trained.

@@ -1,6 +1,6 @@
 """The slots that a rank writes its snapshots to: how its state lies in them, and how one is sealed.
 
-Apart from what a slot is (``snapshot_slot.py``), which agents read too: they need no DTensor, whose
+Apart from what a slot is (``slot.py``), which agents read too: they need no DTensor, whose
 import takes half a second.
 """
 

@@ -371,7 +371,7 @@ def _compute_environment(
     if not _is_placed(spec):
         resources["PlacementGroup"] = {"Ref": "Placement"}
     # Batch refuses groups here and network interfaces in the template: with EFA they stand there
-    # alone, and the containers' own interfaces take the VPC's default group (batch_place.py).
+    # alone, and the containers' own interfaces take the VPC's default group (queue.py).
     if not spec.has_efa:
         resources["SecurityGroupIds"] = _groups(fs)
     return _environment(environment_name(spec), resources, tags)

@@ -53,7 +53,7 @@ def check_custom_module(
     """Everything that is wrong with a recipe that has ``model.module``, or with its settings.
 
     Args:
-        generic: What messages call a model that transformers makes (``generic_model.py``), whose
+        generic: What messages call a model that transformers makes (``custom_module.py``), whose
             blocks and weights are known; None: it is of the user's own.
         has_sizes: Whether the sizes that auto follows are known all the same.
     """

@@ -34,7 +34,7 @@ class Mlflow(Section):
     """Experiment that the run is in, made where it is missing; null: the server's default one."""
 
 
-# A profile that the recipe asks for: ``observe.profile``; its meaning: ``profile_problems.py``.
+# A profile that the recipe asks for: ``observe.profile``; its meaning: ``observe.py``.
 
 MOST_STEPS = 20
 """Most steps of one profile: viewers fail on traces of some hundred megabytes, and memory

@@ -21,7 +21,7 @@ from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed,
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
 _TIMEOUT_S = 15.0
-"""Without a byte; with what ``ranged.py`` waits in all, a minute is not passed."""
+"""Without a byte; with what ``range_reader.py`` waits in all, a minute is not passed."""
 _BLOCK_BYTES = 2**18
 _DOWNLOAD = "Download it (`curl -LO`) and give the path."
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")

@@ -1,7 +1,7 @@
 """The operators of a network for images, one row each: what the planner counts and times.
 
 A row is made from the numbers of the network's config.json by the file of its kind
-(``resnet_operators.py`` and its neighbours), which stacks rows on a ``Tower``. All sizes are of one
+(``resnet.py`` and its neighbours), which stacks rows on a ``Tower``. All sizes are of one
 sample, that is of one image.
 """
 

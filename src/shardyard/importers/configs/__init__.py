@@ -2,5 +2,5 @@
 
 A file a source, each a table: key of the source -> what becomes of it. ``rules.py`` says what that
 may be, ``source.py`` reads files, ``sources.py`` lists the sources, ``job.py`` puts several files
-together, ``recipe_text.py`` writes the recipe with where each line came from.
+together, ``convert.py`` writes the recipe with where each line came from.
 """
