@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.memory_limit import machine_memory_bytes
 from shardyard.train import snapshot_room
 from shardyard.train.hooks import no_memory

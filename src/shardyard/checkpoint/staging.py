@@ -4,68 +4,15 @@ Allocating pinned memory costs more than the copy itself, so it happens at the f
 in pieces that waste none of it (``staging.py``).
 """
 
-import mmap
-import os
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardyard.parallel.device import synchronize_stream
-
-# Where a rank's state is kept: for the time of a save, or so that it outlives the process.
-
-
-class Staging(Protocol):
-    """Memory to which a save copies the state, before it writes."""
-
-    def take_for_save(
-        self, step: int, tensors: dict[str, Tensor], values_json: str
-    ) -> dict[str, Tensor]:
-        """Copy this rank's shards; on return the originals may change.
-
-        Returns:
-            Contiguous CPU tensors, valid until the next call.
-        """
-
-
-class PersistentStaging(Staging, Protocol):
-    """A place for the state that outlives this process."""
-
-    def is_due(self, step: int) -> bool:
-        """Whether to copy the state after this step; call it once a step."""
-
-    def take(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> float:
-        """Copy the state there; returns the seconds that training stood still."""
-
-    def close(self) -> None:
-        """End background work."""
-
-
-class MemoryProvider(Protocol):
-    """Gives memory that outlives this process."""
-
-    def __call__(self, label: str, size_bytes: int | None = None, /) -> mmap.mmap | None:
-        """Return the piece of this label, grown to a size; None: it has no owner, or is empty."""
-
-
-# Threads that write what is kept, beside a training that wants the same cores.
-
-_NICE = 10
-"""Priority of threads that write, on the scale of nice(1): 0 is that of the training, 19 least."""
-
-
-def yield_to_training() -> None:
-    """In a thread that writes: where cores are scarce training goes first."""
-    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
 
 # Host memory for the shards of a rank, in few large pieces instead of one for each tensor.
 #

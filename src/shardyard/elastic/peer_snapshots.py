@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from shardyard.checkpoint.io_priority import yield_to_training
 from shardyard.checkpoint.snapshots import protocol as wire
 from shardyard.checkpoint.snapshots.protocol import (
     ReplicationState,
@@ -30,7 +31,6 @@ from shardyard.checkpoint.snapshots.slot import (
     SnapshotId,
     read_head,
 )
-from shardyard.checkpoint.staging import yield_to_training
 from shardyard.config.formulas import ELSEWHERE, SENT, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
 from shardyard.elastic.agent_messages import AgentMessages

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.rundir.jsonl import EventWriter
 
 

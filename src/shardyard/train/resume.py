@@ -21,7 +21,7 @@ from shardyard.checkpoint.snapshots.load import (
     latest_snapshot,
 )
 from shardyard.checkpoint.snapshots.slot import SnapshotId
-from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError

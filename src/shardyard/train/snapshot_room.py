@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.snapshots.slot import SlotLayout
-from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.config.formulas import SLOTS_FOR_NEIGHBOUR, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
 from shardyard.memory_limit import machine_memory_bytes, memory_limit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
-from shardyard.checkpoint.staging import PersistentStaging
+from shardyard.checkpoint.staging_protocol import PersistentStaging
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples

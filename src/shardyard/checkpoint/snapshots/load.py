@@ -29,7 +29,7 @@ from shardyard.checkpoint.snapshots.protocol import (
     read_remote_snapshots,
 )
 from shardyard.checkpoint.snapshots.slot import Sealed, SnapshotId, read_slot
-from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.checkpoint.verify import FORMAT
 from shardyard.config.formulas import peer_labels, slot_labels
 from shardyard.parallel.device import free_memory_bytes

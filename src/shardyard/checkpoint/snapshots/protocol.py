@@ -29,7 +29,7 @@ from shardyard.checkpoint.snapshots.slot import (
     read_slot,
     write_head,
 )
-from shardyard.checkpoint.staging import MemoryProvider
+from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.config.formulas import ELSEWHERE
 from shardyard.io.files import parse_json
 
