@@ -29,8 +29,8 @@ from torch import Tensor
 from benchmarks.record import write_result
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.safetensors_writer import write_tensors
 from shardyard.checkpoint.save import Saver
-from shardyard.checkpoint.writer import write_tensors
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.layout import resolve_layout

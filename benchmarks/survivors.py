@@ -48,7 +48,7 @@ _STEPS_BETWEEN = 6
 _PATIENCE_S = 900.0
 _PRELOAD = (
     "shardyard.train.run",
-    "shardyard.elastic.standby",
+    "shardyard.elastic.warm_up",
     "shardyard.elastic.preload_compiler",
 )
 
@@ -209,7 +209,7 @@ def _work(run_dir: str, rank: int, port: int, orders: Connection) -> None:
     import torch.distributed as dist
 
     from shardyard.elastic.drain import signal_at_parent_death
-    from shardyard.elastic.standby import warm_up
+    from shardyard.elastic.warm_up import warm_up
     from shardyard.elastic.worker import take_device
     from shardyard.train.hooks import Hooks
     from shardyard.train.run import train

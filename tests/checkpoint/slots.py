@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shardyard.checkpoint.snapshots.slot import Slot, SlotLayout, SnapshotId
+from shardyard.checkpoint.snapshots.slot import SnapshotId
+from shardyard.checkpoint.snapshots.slot_writer import Slot, SlotLayout
 
 
 def room_for(state: dict[str, Tensor], *, rank: int = 0, world_size: int = 1) -> SlotLayout:

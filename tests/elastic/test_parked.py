@@ -12,7 +12,7 @@ from shardyard.elastic.standby import READY_NAME
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import Agents, answer, session_pids, wait_until
 
-TRAINING = "torch,transformers.models.llama.modeling_llama,shardyard.elastic.standby"
+TRAINING = "torch,transformers.models.llama.modeling_llama,shardyard.elastic.warm_up"
 
 
 @pytest.fixture

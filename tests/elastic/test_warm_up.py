@@ -24,7 +24,7 @@ def _graphs_of_a_first_step(
     from torch import nn
     from torch._dynamo.utils import counters
 
-    from shardyard.elastic.standby import warm_up
+    from shardyard.elastic.warm_up import warm_up
     from shardyard.train.hooks import Hooks
     from shardyard.train.loop import Loop
     from shardyard.train.setup import set_up

@@ -30,7 +30,10 @@ _ACCELERATE = (
 _TWO_LINES = "test_two_lines.py::test_two_lines_train_as_the_plain_script"
 _LAYOUTS = "test_wrap_layouts.py::test_losses_and_norms_are_those_of_torchs_own_in_every_layout"
 _FOUR_RANKS = "test_torch_cases.py::test_a_model_of_torchs_tests_trains_the_same_on_four_ranks"
-_DURABLE = "test_resumable_steps.py::test_a_script_killed_during_a_write_ends_with_every_bit_of_an_unbroken_one"
+_DURABLE = (
+    "test_resumable_steps.py::"
+    "test_a_script_killed_during_a_write_ends_with_every_bit_of_an_unbroken_one"
+)
 _RESTARTED = "test_two_lines.py::test_one_more_line_goes_on_after_a_rank_was_killed"
 _AXES = "test_model_axes.py::test_a_script_trains_on_every_axis_as_one_process_does"
 _OWN = "test_custom_script.py::test_a_model_of_ones_own_trains_as_in_one_process"

@@ -32,7 +32,7 @@ from shardyard.planner.layouts import search
 from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.planner.workload import Formats, Techniques
-from shardyard.report.plan.charts import MEMORY_COLOURS
+from shardyard.report.plan.bars import MEMORY_COLOURS
 
 R50 = 25_557_032
 NVLINK = Link(name="NVLink", bytes_per_s=300e9, latency_s=8e-6, source="test")

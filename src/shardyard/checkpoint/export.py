@@ -42,9 +42,9 @@ from shardyard.checkpoint.export_formats import (
 from shardyard.checkpoint.export_formats import planned as planned_adapters
 from shardyard.checkpoint.load import SavedTensors, SelectedCheckpoint, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.safetensors_writer import write_tensors
 from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.checkpoint.verify import MANIFEST, read_manifest
-from shardyard.checkpoint.writer import write_tensors
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.errors import (

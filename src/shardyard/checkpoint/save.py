@@ -23,9 +23,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from shardyard.checkpoint.io_priority import yield_to_training
 from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.safetensors_writer import DTYPES
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.checkpoint.staging_protocol import Staging
-from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, SaveRequest, ShardPlanner
+from shardyard.checkpoint.writer import CheckpointWriter, SaveRequest, ShardPlanner
 from shardyard.errors import CheckpointError, LostRankError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
 

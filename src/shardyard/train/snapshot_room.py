@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.snapshots.slot import SlotLayout
+from shardyard.checkpoint.snapshots.slot_writer import SlotLayout
 from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.config.formulas import SLOTS_FOR_NEIGHBOUR, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe

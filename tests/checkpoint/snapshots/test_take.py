@@ -20,15 +20,14 @@ from shardyard.checkpoint.snapshots.load import (
 from shardyard.checkpoint.snapshots.protocol import ReplicationState
 from shardyard.checkpoint.snapshots.slot import (
     HEAD_BYTES,
-    Slot,
     SlotHeader,
-    SlotLayout,
     SnapshotId,
     checksum,
     empty,
     read_slot,
     write_head,
 )
+from shardyard.checkpoint.snapshots.slot_writer import Slot, SlotLayout
 from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.formulas import slot_labels
 from shardyard.errors import CheckpointError, RequestError, StorageError

@@ -19,14 +19,8 @@ from shardyard.planner.memory import MemoryEstimate, memory
 from shardyard.planner.plan import Plan, layout_name, plan_recipe
 from shardyard.planner.step_time import NAMES
 from shardyard.planner.workload import Workload, with_layout, workload_of
-from shardyard.report.plan.charts import (
-    MEMORY_COLOURS,
-    TIME_COLOURS,
-    draw_memory,
-    draw_quotes,
-    memory_bars,
-    time_bars,
-)
+from shardyard.report.plan.bars import MEMORY_COLOURS, TIME_COLOURS, memory_bars, time_bars
+from shardyard.report.plan.charts import draw_memory, draw_quotes
 from shardyard.report.plan.page import plan_page, tiles
 from tests.report.test_render import Page
 

@@ -19,7 +19,8 @@ from shardyard.checkpoint.buffers import not_finite
 from shardyard.checkpoint.io_priority import yield_to_training
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.protocol import ReplicationState
-from shardyard.checkpoint.snapshots.slot import Slot, SlotLayout, SnapshotId, empty, read_slot
+from shardyard.checkpoint.snapshots.slot import SnapshotId, empty, read_slot
+from shardyard.checkpoint.snapshots.slot_writer import Slot, SlotLayout
 from shardyard.checkpoint.staging import copy_shards
 from shardyard.checkpoint.staging_protocol import MemoryProvider, PersistentStaging
 from shardyard.config.formulas import SENT, SLOTS, peer_labels, slot_labels

@@ -15,7 +15,7 @@ from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.plan_diff import IN_USE, Advice, Change
 from shardyard.report.format import ABSENT, format_percent
 from shardyard.report.html import esc, render_page, render_section, render_table, swatch
-from shardyard.report.plan.charts import (
+from shardyard.report.plan.bars import (
     MEMORY_COLOURS,
     OWN_NAMES,
     TIME_COLOURS,
@@ -155,9 +155,7 @@ def technique_bars(advice: Advice) -> tuple[list[Bar], list[Bar]]:
 
 
 def _chart(advice: Advice) -> str:
-    from shardyard.report.plan.charts import (
-        side_by_side,  # only here: matplotlib is an extra
-    )
+    from shardyard.report.plan.charts import side_by_side  # only here: matplotlib is an extra
 
     memory, steps = technique_bars(advice)
     limit = advice.now.memory_limit_bytes
