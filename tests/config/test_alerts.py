@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.alerts import check_alerts
+from shardyard.config.rules.observe import check_alerts
 from shardyard.config.schema.recipe import Recipe
 
 ADDRESS = "https://hooks.example/T0/secret"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.alerts import Alert
+from shardyard.config.schema.observe import Alert
 from shardyard.control import alerts
 from shardyard.control.alerts import alerting, post, validate_addresses
 from shardyard.errors import RequestError

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from shardyard.config.alerts import Alert, When
+from shardyard.config.schema.observe import Alert, When
 from shardyard.control.follow import Tail, describe_event
 from shardyard.errors import RequestError
 from shardyard.io.polling import poll_in_background

@@ -6,7 +6,6 @@ One small function for each kind of problem; all are run, so that a user sees ev
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 
-from shardyard.config.alerts import check_alerts
 from shardyard.config.cluster_choice import chosen_cluster, devices_of_node
 from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.endpoints import parse_rendezvous_endpoint
@@ -26,7 +25,7 @@ from shardyard.config.rules.elastic import check_node_exclusion, check_timeouts
 from shardyard.config.rules.images import check_images
 from shardyard.config.rules.launch import check_environment, check_launch
 from shardyard.config.rules.model import check_lora, check_model
-from shardyard.config.rules.observe import check_exporters, check_profile
+from shardyard.config.rules.observe import check_alerts, check_exporters, check_profile
 from shardyard.config.rules.precision import check_precision
 from shardyard.config.rules.reproducible import check_reproducible
 from shardyard.config.rules.trainable import check_trainable

@@ -1,4 +1,4 @@
-"""To which services a run is sent, and what of their settings makes no sense."""
+"""Rules of ``observe``: services, alerts and profiles."""
 
 import re
 from collections.abc import Iterable
@@ -28,6 +28,32 @@ def check_exporters(recipe: Recipe) -> Iterable[Problem]:
     if mlflow.url is None and mlflow.experiment is not None:
         text = f"={mlflow.experiment} and no observe.mlflow.url: nothing is sent. Give the address."
         yield Problem("observe.mlflow.experiment", text)
+
+
+def check_alerts(recipe: Recipe) -> Iterable[Problem]:
+    """Find alerts that can never be sent, and addresses written into the recipe."""
+    for number, alert in enumerate(recipe.observe.alerts):
+        place = f"observe.alerts[{number}]"
+        if "://" in alert.webhook or "/" in alert.webhook:
+            text = (
+                " is an address, and whoever knows it may post there. Keep it as a secret and give "
+                "its name: webhook: ALERTS with `secrets: {ALERTS: env}`."
+            )
+            yield Problem(f"{place}.webhook", text)
+        elif alert.webhook not in recipe.secrets:
+            text = (
+                f"={alert.webhook} is no name in secrets. Say where the address is kept: "
+                f"`secrets: {{{alert.webhook}: env}}`."
+            )
+            yield Problem(f"{place}.webhook", text)
+        if "cost" in alert.when and alert.above_usd is None:
+            yield Problem(f"{place}.when", "=cost needs a sum. Give above_usd beside it.")
+        if "cost" not in alert.when and alert.above_usd is not None:
+            text = f"={alert.above_usd:g} is for when: cost alone. Add cost, or leave it out."
+            yield Problem(f"{place}.above_usd", text)
+        if "target" in alert.when and recipe.run.target is None:
+            text = "=target but the recipe has no run.target. Give one, or leave target out."
+            yield Problem(f"{place}.when", text)
 
 
 # Which ranks a profile is taken of, and what of ``observe.profile`` cannot be followed.

@@ -1,6 +1,6 @@
-"""Services that also show a run: ``observe.wandb`` and ``observe.mlflow``."""
+"""Sections of ``observe``: services that also show a run, profiles and alerts."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -52,3 +52,20 @@ class Profile(Section):
     ranks: str = "auto"
     """With observe.profile.at_step: whose traces, as 0-3,8 or all, 64 at most; auto: all of up to
     8, else 8 spread evenly."""
+
+
+# Alerts when a run fails, makes no progress, costs too much or is done: ``observe.alerts``.
+
+When = Literal["failed", "stalled", "target", "cost", "device_problem"]
+
+
+class Alert(Section):
+    """One address, and the events that it receives."""
+
+    when: Annotated[tuple[When, ...], Field(min_length=1, strict=False)]
+    """failed: an attempt ended with an error; stalled: no step for long (launched runs); target:
+    run.target is reached; cost: above_usd is; device_problem: a device or its bits are wrong."""
+    webhook: str
+    """Name in `secrets` of the address that takes a POST of JSON; an address is a secret."""
+    above_usd: Annotated[float, Field(gt=0)] | None = None
+    """For cost: dollars of the whole run."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shardyard.config.alerts import Alert
 from shardyard.config.optimizers import OptimizerName
 from shardyard.config.schema.base import (
     NAME,
@@ -23,7 +22,7 @@ from shardyard.config.schema.base import (
 )
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.launch import Launch
-from shardyard.config.schema.observe import Mlflow, Profile, Wandb
+from shardyard.config.schema.observe import Alert, Mlflow, Profile, Wandb
 from shardyard.config.tasks import TASKS
 
 Degree = Annotated[int, Field(ge=1)]
