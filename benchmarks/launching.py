@@ -25,8 +25,7 @@ from typing import Any
 from benchmarks.record import write_result
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.io.files import write_json
-from shardyard.launchers.base import Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.local_job import Identity, JobFile
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir

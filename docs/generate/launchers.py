@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from shardyard.launchers.base import LAUNCHERS, AsksMany, Capabilities, FindsJobs
+from shardyard.launchers.base import AsksMany, Capabilities, FindsJobs
+from shardyard.launchers.registry import LAUNCHERS
 
 _WORDS = {
     "resizes": "jobs that [`shardyard scale`](verbs/scale.md) changes while they run; any other is "

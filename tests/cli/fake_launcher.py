@@ -16,10 +16,9 @@ from shardyard.launchers.base import (
     LogLine,
     Removal,
     Rendered,
-    Submission,
     mounted_paths,
 )
-from shardyard.launchers.ledger import EntryForm, Ledger
+from shardyard.launchers.ledger import EntryForm, Ledger, Submission
 from shardyard.launchers.log_markers import NONCE_DETAIL, Kind, mark
 
 CAPABILITIES = Capabilities(

@@ -16,10 +16,9 @@ from shardyard.launchers.base import (
     LogLine,
     Removal,
     Rendered,
-    Submission,
 )
 from shardyard.launchers.kubernetes.exec import CommandError, LostConnectionError
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import CAPABILITIES, FakeLauncher

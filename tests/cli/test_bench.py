@@ -14,7 +14,8 @@ from shardyard.bench.transports import variants_in
 from shardyard.cli import main
 from shardyard.control.bench import Answers, SideBySide
 from shardyard.errors import RequestError
-from shardyard.launchers.base import JobState, LogLine, Submission
+from shardyard.launchers.base import JobState, LogLine
+from shardyard.launchers.ledger import Submission
 from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import status

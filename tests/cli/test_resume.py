@@ -8,14 +8,8 @@ import pytest
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import RollbackTarget
 from shardyard.errors import CapacityError, RequestError
-from shardyard.launchers.base import (
-    JobState,
-    LaunchRequest,
-    Rendered,
-    Submission,
-    pop_back_to,
-)
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, LaunchRequest, Rendered, pop_back_to
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.rundir.lease import Lease
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import RECIPE, launch, runs_dir, shardyard, status

@@ -12,8 +12,8 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CapacityError
-from shardyard.launchers.base import JobState, JobStatus, SchedulerJob, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, JobStatus, SchedulerJob
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import shardyard
 

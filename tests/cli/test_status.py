@@ -8,8 +8,8 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import CapacityError
-from shardyard.launchers.base import JobState, LogLine, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, LogLine
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 

@@ -12,8 +12,8 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import EXIT_INTERRUPTED
-from shardyard.launchers.base import JobState, JobStatus, LaunchRequest, Rendered, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, JobStatus, LaunchRequest, Rendered
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import status
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import EXIT_INTERRUPTED, CapacityError
-from shardyard.launchers.base import JobState, Removal, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, Removal
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 

@@ -8,7 +8,8 @@ from shardyard.config.paths import NodePaths, check_existing_paths, check_mounte
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import launcher_named
-from shardyard.launchers.base import LAUNCHERS, Launcher
+from shardyard.launchers.base import Launcher
+from shardyard.launchers.registry import LAUNCHERS
 
 VOLUMES = "launch.volumes=[{path: /runs, claim: runs}, {path: /data/, claim: data}]"
 FAR = NodePaths(launcher="far", shares_filesystem=False, folders=("/runs", "/data/"))

@@ -12,8 +12,8 @@ import pytest
 
 from shardyard.control.runs import ask_all
 from shardyard.errors import AccessError, CapacityError, ShardyardError
-from shardyard.launchers.base import Answer, AsksMany, JobState, JobStatus, Launcher, Submission
-from shardyard.launchers.ledger import LedgerEntry
+from shardyard.launchers.base import Answer, AsksMany, JobState, JobStatus, Launcher
+from shardyard.launchers.ledger import LedgerEntry, Submission
 from shardyard.rundir.layout import RunDir
 
 RUNS = JobStatus(state=JobState.RUNNING, reason="on 1 node")

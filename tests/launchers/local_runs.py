@@ -14,8 +14,8 @@ from typing import Any
 from shardyard.config.load import dump_recipe
 from shardyard.config.paths import make_paths_absolute
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.launchers.base import JobStatus, LaunchRequest, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobStatus, LaunchRequest
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.local import LocalLauncher
 from shardyard.rundir.layout import RunDir
 from tests.e2e.shardyard import PATIENCE_S, Place

@@ -10,8 +10,8 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
 from shardyard.launchers.aws_batch.requests import job_name
-from shardyard.launchers.base import JobState, Rendered, SideJob, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, Rendered, SideJob
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.batch_requests import batch_request
 from tests.launchers.batch_server import REGION, BatchServer
 

@@ -7,8 +7,8 @@ import pytest
 
 from shardyard.errors import AccessError, StorageError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
-from shardyard.launchers.base import Removal, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import Removal
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.batch_server import REGION, BatchServer
 from tests.launchers.test_aws_batch import NAME, rendered
 

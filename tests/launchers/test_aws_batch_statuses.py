@@ -11,8 +11,8 @@ import pytest
 from shardyard.errors import ShardyardError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
 from shardyard.launchers.aws_batch.status import STATES
-from shardyard.launchers.base import JobState, JobStatus, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, JobStatus
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.batch_requests import batch_request
 from tests.launchers.batch_server import REGION, BatchServer
 

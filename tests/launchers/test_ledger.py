@@ -12,8 +12,8 @@ import pytest
 
 from shardyard.errors import StorageError
 from shardyard.io.files import take_lock
-from shardyard.launchers.base import LAUNCHERS, Submission
-from shardyard.launchers.ledger import SUBMITTED, Ledger, LedgerEntry
+from shardyard.launchers.ledger import SUBMITTED, Ledger, LedgerEntry, Submission
+from shardyard.launchers.registry import LAUNCHERS
 
 
 def intend(ledger: Ledger, name: str) -> LedgerEntry:

@@ -15,8 +15,8 @@ from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
 from shardyard.io.files import write_json
-from shardyard.launchers.base import JobState, LaunchRequest, Removal, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, LaunchRequest, Removal
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.local import LocalLauncher, start_supervisor
 from shardyard.launchers.local_job import Identity, JobFile
 from shardyard.rundir.jsonl import EventWriter

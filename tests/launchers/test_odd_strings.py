@@ -19,7 +19,7 @@ from shardyard.cli import main
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.io.yaml import read_yaml
-from shardyard.launchers.base import LAUNCHERS
+from shardyard.launchers.registry import LAUNCHERS
 from tests.launchers.odd_strings import (
     KEY,
     STRINGS,

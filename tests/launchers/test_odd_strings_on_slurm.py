@@ -11,8 +11,8 @@ import pytest
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check
 from shardyard.errors import RecipeError, ShardyardError
-from shardyard.launchers.base import JobState, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers import slurm_node
 from tests.launchers.odd_strings import STRINGS, filled

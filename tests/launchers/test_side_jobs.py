@@ -9,10 +9,10 @@ import pytest
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
-from shardyard.launchers.base import SIDE_KINDS, Launcher, LaunchRequest, SideJob, Submission
+from shardyard.launchers.base import SIDE_KINDS, Launcher, LaunchRequest, SideJob
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.names import LONGEST
-from shardyard.launchers.ledger import SIDE_DETAIL, Ledger
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, Submission
 from shardyard.launchers.local import LocalLauncher
 from shardyard.launchers.local_job import JobFile
 from shardyard.launchers.log_markers import mark, parse, rebuild

@@ -15,8 +15,8 @@ import pytest
 
 from shardyard.control.runs import strays
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
-from shardyard.launchers.base import JobState, Removal, Rendered, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, Removal, Rendered
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers import slurm_node

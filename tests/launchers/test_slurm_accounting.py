@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import AccessError, CapacityError, RequestError
-from shardyard.launchers.base import JobState, Rendered, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, Rendered
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from tests.launchers import slurm_node

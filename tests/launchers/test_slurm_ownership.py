@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.launchers.base import JobState, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.slurm.clients import ClientResult
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import ShardyardError
-from shardyard.launchers.base import JobState, Submission
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Submission
 from shardyard.launchers.slurm.clients import ClientResult, NoAnswerError
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.launchers.slurm.states import (

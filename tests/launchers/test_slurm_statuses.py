@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.control.runs import ask_all
-from shardyard.launchers.base import JobState, Submission
-from shardyard.launchers.ledger import Ledger, LedgerEntry
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger, LedgerEntry, Submission
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.rundir.layout import RunDir
 from tests.launchers import slurm_node

@@ -9,8 +9,8 @@ import pytest
 from shardyard.config.load import dump_recipe
 from shardyard.config.paths import make_paths_absolute
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.launchers.base import JobState, LaunchRequest, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, LaunchRequest
+from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir

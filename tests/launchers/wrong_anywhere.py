@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from shardyard.launchers.base import Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.wrong_situations import Desk, Situations
 
 SITUATIONS = Situations("any launcher")

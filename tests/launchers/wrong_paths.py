@@ -11,7 +11,8 @@ import pytest
 
 from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
-from shardyard.launchers.base import LogLine, Submission, mounted_paths
+from shardyard.launchers.base import LogLine, mounted_paths
+from shardyard.launchers.ledger import Submission
 from shardyard.node.side_job import SideWork, function_of
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import AnsweringLauncher

@@ -22,8 +22,9 @@ from shardyard.errors import RecipeError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.io import terminal
-from shardyard.launchers.base import LAUNCHERS, launcher_class
+from shardyard.launchers.base import launcher_class
 from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.registry import LAUNCHERS
 from tests.plug_in.packages import Packages, forget
 
 MODEL = "model.preset=llama-tiny"

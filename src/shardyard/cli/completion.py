@@ -117,7 +117,7 @@ def overrides(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def launchers(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Names of launchers, ours and those of packages."""
-    from shardyard.launchers.base import LAUNCHERS
+    from shardyard.launchers.registry import LAUNCHERS
     from shardyard.plugins import installed
 
     return _words(word, [*LAUNCHERS, *installed("launchers")])

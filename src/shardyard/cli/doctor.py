@@ -22,7 +22,8 @@ from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
 from shardyard.doctor.finding import Finding, count
 from shardyard.io.terminal import echo, echo_raw
-from shardyard.launchers.base import LAUNCHERS, InstallablePart, Launcher, Watchers
+from shardyard.launchers.base import InstallablePart, Launcher, Watchers
+from shardyard.launchers.registry import LAUNCHERS
 
 NEEDED = "needed"
 _WATCHERS: dict[str, Watchers] = {"monitoring": "monitoring", "cloudwatch": "cloudwatch"}

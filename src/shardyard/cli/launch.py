@@ -27,7 +27,7 @@ from shardyard.control.submission import (
 )
 from shardyard.errors import RequestError
 from shardyard.io.terminal import echo, echo_err
-from shardyard.launchers.base import LAUNCHERS
+from shardyard.launchers.registry import LAUNCHERS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from shardyard.control.request import Request
 from shardyard.control.splits import split_rows
 from shardyard.control.submission import launcher_named
 from shardyard.io.terminal import echo, echo_err
-from shardyard.launchers.base import LAUNCHERS
+from shardyard.launchers.registry import LAUNCHERS
 from shardyard.units import format_bytes
 
 

@@ -24,7 +24,8 @@ from shardyard.doctor.paths import check_data_sources
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.hardware.machine import probe
-from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
+from shardyard.launchers.base import HasChecks, Launcher, launcher_class
+from shardyard.launchers.registry import LAUNCHERS
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.plugins import Group, check_plug_in_claims, installed, load_entry_point, unreadable
 

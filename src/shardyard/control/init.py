@@ -28,7 +28,8 @@ from shardyard.families.presets import PRESETS, preset_named
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine, probe
-from shardyard.launchers.base import LAUNCHERS, launcher_class
+from shardyard.launchers.base import launcher_class
+from shardyard.launchers.registry import LAUNCHERS
 from shardyard.planner.format import candidate_name, fitting_words, settings_of
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Search, nodes_that_fit, search

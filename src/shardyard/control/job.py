@@ -20,8 +20,8 @@ from shardyard.errors import (
     StorageError,
 )
 from shardyard.io.files import MOST_JSON_BYTES, read_plain
-from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
-from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Ledger, LedgerEntry
+from shardyard.launchers.base import JobState, JobStatus, Launcher
+from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Ledger, LedgerEntry, Submission
 from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.launchers.log_markers import NONCE_DETAIL, parse, rebuild
 from shardyard.log import info, warn

@@ -13,16 +13,8 @@ from shardyard.config.load import load_recipe
 from shardyard.control.job import Job, job_of, warn_unfinished
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
-from shardyard.launchers.base import (
-    Answer,
-    AsksMany,
-    FindsJobs,
-    Launcher,
-    SchedulerJob,
-    Submission,
-    answer,
-)
-from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
+from shardyard.launchers.base import Answer, AsksMany, FindsJobs, Launcher, SchedulerJob, answer
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry, Submission
 from shardyard.log import warn
 from shardyard.rundir.jsonl import json_value
 from shardyard.rundir.layout import RunDir, is_run

@@ -27,17 +27,10 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.hardware.machine import Machine, probe
 from shardyard.image.dockerfile import without_code
 from shardyard.io.files import create_text, drop_lock, take_lock, write_text
-from shardyard.launchers.base import (
-    LAUNCHERS,
-    Launcher,
-    LaunchRequest,
-    Rendered,
-    SharesPython,
-    Submission,
-    launcher_class,
-)
-from shardyard.launchers.ledger import BENCH_DETAIL, Ledger
+from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPython, launcher_class
+from shardyard.launchers.ledger import BENCH_DETAIL, Ledger, Submission
 from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
+from shardyard.launchers.registry import LAUNCHERS
 from shardyard.launchers.secrets import check_supported
 from shardyard.log import info
 from shardyard.planner.format import spare_words

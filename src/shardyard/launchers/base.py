@@ -22,21 +22,13 @@ from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.io.files import parse_json
 from shardyard.launchers.bundle import Bundle
-from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger
+from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger, Submission
 from shardyard.launchers.log_markers import NONCE_VARIABLE
 from shardyard.launchers.node_rank import NodeAssignment, Variables
-from shardyard.plugins import PlugIn, installed, load_entry_point, load_object
+from shardyard.launchers.registry import load_launcher
+from shardyard.plugins import PlugIn, installed, load_object
 from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
 from shardyard.units import parse_seconds
-
-LAUNCHERS: dict[str, str] = {
-    "local": "shardyard.launchers.local:LocalLauncher",
-    "slurm": "shardyard.launchers.slurm.launcher:SlurmLauncher",
-    "kubernetes": "shardyard.launchers.kubernetes.launcher:KubernetesLauncher",
-    "aws-batch": "shardyard.launchers.aws_batch.launcher:BatchLauncher",
-}
-"""Name -> module:class, imported on first use; packages add others (``plugins.py``)."""
-
 
 NODE_ASSIGNMENT_READERS: dict[str, str] = {
     "slurm": "shardyard.launchers.slurm.node_rank:in_job",
@@ -275,19 +267,6 @@ class Removal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
-    """One submission to a scheduler; plain values, kept in the ledger."""
-
-    launcher: str
-    run_id: str
-    id: str
-    """The scheduler's."""
-    name: str
-    details: dict[str, str] = field(default_factory=dict)
-    """Details to find it again: cluster, namespace, region, folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """The scheduler's report on a job."""
 
@@ -358,14 +337,7 @@ def launcher_class(name: str) -> type[Launcher]:
     Raises:
         RequestError: There is none, or a package's cannot be used.
     """
-    ours = LAUNCHERS.get(name)
-    launcher: type[Launcher] = (
-        load_entry_point(
-            "launchers", name, builtin=LAUNCHERS, validate=lambda kind: _launcher_error(kind, name)
-        )
-        if ours is None
-        else load_object(None, ours)
-    )
+    launcher: type[Launcher] = load_launcher(name, lambda kind: _launcher_error(kind, name))
     return launcher
 
 

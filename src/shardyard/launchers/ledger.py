@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import (
@@ -44,9 +44,7 @@ from shardyard.io.files import (
     parse_json,
     take_lock,
 )
-
-if TYPE_CHECKING:
-    from shardyard.launchers.base import Submission
+from shardyard.launchers.registry import load_launcher
 
 _TRACE = "submissions"
 """Folder that a submission makes in a run's folder before the ledger names anything."""
@@ -102,6 +100,19 @@ class LedgerEntry:
     is_confirmed: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One submission to a scheduler; plain values, kept in the ledger."""
+
+    launcher: str
+    run_id: str
+    id: str
+    """The scheduler's."""
+    name: str
+    details: dict[str, str] = field(default_factory=dict)
+    """Details to find it again: cluster, namespace, region, folder."""
+
+
 class Ledger:
     """The ledger of one run."""
 
@@ -139,7 +150,7 @@ class Ledger:
         """Write down what is no object and worth knowing later."""
         self._write("noted", LedgerEntry(kind=kind, name=name, launcher=launcher))
 
-    def record(self, job: "Submission") -> None:
+    def record(self, job: Submission) -> None:
         """Record a submission's result; it is no object of its own, so it needs no removal."""
         entry = LedgerEntry(
             kind="job", name=job.name, launcher=job.launcher, id=job.id, details=job.details
@@ -453,9 +464,12 @@ _NAMED = ("name", "id")
 
 def _forms(launcher: str) -> Mapping[str, EntryForm] | None:
     """Return the forms that a launcher declares, by kind; None: there is no such launcher."""
-    from shardyard.launchers.base import launcher_class
-
     try:
-        return launcher_class(launcher).forms
+        forms: Mapping[str, EntryForm] = load_launcher(launcher, _forms_error).forms
     except RequestError:
         return None
+    return forms
+
+
+def _forms_error(kind: Any) -> str:
+    return "" if isinstance(getattr(kind, "forms", None), Mapping) else "has no forms"

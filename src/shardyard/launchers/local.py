@@ -40,7 +40,6 @@ from shardyard.launchers.base import (
     LogLine,
     Removal,
     Rendered,
-    Submission,
 )
 from shardyard.launchers.ledger import (
     RUN_ID,
@@ -49,6 +48,7 @@ from shardyard.launchers.ledger import (
     EntryForm,
     Ledger,
     LedgerEntry,
+    Submission,
     form,
 )
 from shardyard.launchers.local_job import (

@@ -12,7 +12,7 @@ from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check, load_checked_recipe
 from shardyard.control.request import Request
 from shardyard.errors import RecipeError
-from shardyard.launchers.base import LAUNCHERS
+from shardyard.launchers.registry import LAUNCHERS
 
 WRONG_NAMES = (
     "A=1; touch /tmp/x; B",

@@ -9,9 +9,9 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import AccessError, CapacityError, RequestError
-from shardyard.launchers.base import JobState, SideJob, Submission
+from shardyard.launchers.base import JobState, SideJob
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.kubernetes.api_server import running_server
 from tests.launchers.kubernetes.control_plane import (
     ADMIN,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shardyard.errors import CapacityError, RequestError
-from shardyard.launchers.base import JobState, SideJob, Submission
+from shardyard.launchers.base import JobState, SideJob
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.kubernetes.api_server import (
     RUNNING,
     TOKEN,

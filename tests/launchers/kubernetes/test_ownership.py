@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import AccessError, CapacityError, RequestError
-from shardyard.launchers.base import JobState, Removal, Submission
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.base import JobState, Removal
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.kubernetes.api_server import running_server
 from tests.launchers.kubernetes.requests import RUN_ID
 from tests.launchers.kubernetes.test_launcher import World

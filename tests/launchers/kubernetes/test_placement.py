@@ -11,11 +11,11 @@ from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR
 from shardyard.config.schema.launch import Side
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
-from shardyard.launchers.base import SideJob, Submission
+from shardyard.launchers.base import SideJob
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.node_checks import check_nodes, check_side_nodes
 from shardyard.launchers.kubernetes.state import status_of
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import Ledger, Submission
 from tests.launchers.kubernetes.api_server import ApiServer, running_server
 from tests.launchers.kubernetes.requests import request_for
 

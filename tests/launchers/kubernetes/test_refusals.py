@@ -13,12 +13,12 @@ import yaml
 from shardyard.control.runs import ask_all
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, CapacityError, RequestError
-from shardyard.launchers.base import JobState, Submission
+from shardyard.launchers.base import JobState
 from shardyard.launchers.kubernetes.checks import kubernetes_checks
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launchers.kubernetes.refusals import NodeSilentError
-from shardyard.launchers.ledger import Ledger, LedgerEntry
+from shardyard.launchers.ledger import Ledger, LedgerEntry, Submission
 from shardyard.rundir.layout import RunDir
 from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, running_server
 from tests.launchers.kubernetes.requests import request_for

@@ -10,10 +10,10 @@ import pytest
 
 from shardyard.control.runs import ask_all
 from shardyard.errors import AccessError, CapacityError
-from shardyard.launchers.base import Answer, JobState, SideJob, Submission, answer
+from shardyard.launchers.base import Answer, JobState, SideJob, answer
 from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
 from shardyard.launchers.kubernetes.state import _CONDITIONS
-from shardyard.launchers.ledger import Ledger, LedgerEntry
+from shardyard.launchers.ledger import Ledger, LedgerEntry, Submission
 from shardyard.rundir.layout import RunDir
 from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, exited, running_server
 from tests.launchers.kubernetes.requests import request_for

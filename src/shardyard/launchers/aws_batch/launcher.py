@@ -48,12 +48,19 @@ from shardyard.launchers.base import (
     Removal,
     Rendered,
     SchedulerJob,
-    Submission,
     answer,
     mounted_paths,
 )
 from shardyard.launchers.base import LaunchRequest as Request
-from shardyard.launchers.ledger import SUBMITTED, UUID, EntryForm, Ledger, LedgerEntry, form
+from shardyard.launchers.ledger import (
+    SUBMITTED,
+    UUID,
+    EntryForm,
+    Ledger,
+    LedgerEntry,
+    Submission,
+    form,
+)
 
 JOB = "batch job"
 DEFINITION = "batch job definition"

@@ -27,7 +27,6 @@ from shardyard.launchers.base import (
     Removal,
     Rendered,
     SchedulerJob,
-    Submission,
     Watchers,
     answer,
     mounted_paths,
@@ -63,7 +62,15 @@ from shardyard.launchers.kubernetes.prerequisites import MONITORS
 from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError, ForbiddenError
 from shardyard.launchers.kubernetes.state import Object, is_running, latest_pods, status_of
 from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, for_schema, has_content_of
-from shardyard.launchers.ledger import SUBMITTED, UUID, EntryForm, Ledger, LedgerEntry, form
+from shardyard.launchers.ledger import (
+    SUBMITTED,
+    UUID,
+    EntryForm,
+    Ledger,
+    LedgerEntry,
+    Submission,
+    form,
+)
 from shardyard.log import warn
 
 CANCELLED = "shardyard/cancelled"

@@ -32,10 +32,17 @@ from shardyard.launchers.base import (
     Removal,
     Rendered,
     SchedulerJob,
-    Submission,
     answer,
 )
-from shardyard.launchers.ledger import RUN_ID, SUBMITTED, EntryForm, Ledger, LedgerEntry, form
+from shardyard.launchers.ledger import (
+    RUN_ID,
+    SUBMITTED,
+    EntryForm,
+    Ledger,
+    LedgerEntry,
+    Submission,
+    form,
+)
 from shardyard.launchers.log_files import read_logs
 from shardyard.launchers.secrets import check_supported
 from shardyard.launchers.slurm.checks import slurm_checks

@@ -1,0 +1,28 @@
+"""Table of launchers and their modules: looked up here, imported on first use."""
+
+from collections.abc import Callable
+from typing import Any
+
+from shardyard.plugins import load_entry_point, load_object
+
+LAUNCHERS: dict[str, str] = {
+    "local": "shardyard.launchers.local:LocalLauncher",
+    "slurm": "shardyard.launchers.slurm.launcher:SlurmLauncher",
+    "kubernetes": "shardyard.launchers.kubernetes.launcher:KubernetesLauncher",
+    "aws-batch": "shardyard.launchers.aws_batch.launcher:BatchLauncher",
+}
+"""Name -> module:class, imported on first use; packages add others (``plugins.py``)."""
+
+
+def load_launcher(name: str, validate: Callable[[Any], str]) -> Any:
+    """The class of a name, ours or a package's, imported now.
+
+    Args:
+        validate: Error of a package's class, to follow its name; empty: it can be used.
+
+    Raises:
+        RequestError: There is none, or a package's cannot be used.
+    """
+    if name in LAUNCHERS:
+        return load_object(None, LAUNCHERS[name])
+    return load_entry_point("launchers", name, builtin=LAUNCHERS, validate=validate)
