@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cluster.spec import read_cluster_spec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.config.load import load_recipe
 from shardyard.config.model.source import model_folder
 from shardyard.config.schema.recipe import Model

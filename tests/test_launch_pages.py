@@ -23,7 +23,8 @@ from shardyard.cluster.batch.queue import launch_settings
 from shardyard.cluster.clients import World
 from shardyard.cluster.fsx import FileSystemOutputs
 from shardyard.cluster.launch_recipe import kubernetes_settings
-from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.config.paths import check_mounted_paths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import launcher_named

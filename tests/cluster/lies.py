@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.cluster.clients import World, new_world
-from shardyard.cluster.spec import read_cluster_spec
+from shardyard.cluster.spec_file import read_cluster_spec
 from tests.cluster import batch_stand_in, stand_in
 from tests.cluster.clients import REGION, TOLD, client_of, image, real
 

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from shardyard.cli.cluster import command
 from shardyard.cluster.eksctl import render_cluster
-from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RecipeError
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.cluster.prices import hourly_costs
-from shardyard.cluster.spec import MOST_USER_DATA_BYTES, read_cluster_spec
+from shardyard.cluster.spec import MOST_USER_DATA_BYTES
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.errors import RecipeError
 
 PLACE = (

@@ -12,7 +12,8 @@ from shardyard.cluster.batch.stack import render_environment, user_data
 from shardyard.cluster.fsx import FileSystemOutputs, render_stack
 from shardyard.cluster.network import NetworkLocation, render_network
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import MOST_USER_DATA_BYTES, ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import MOST_USER_DATA_BYTES, ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.hardware.catalogue import instance, instance_names
 from tests.cluster.test_rendered import lint
 

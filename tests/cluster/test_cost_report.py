@@ -15,7 +15,8 @@ from shardyard.cluster.cost_report import Bill, Stage, bill_of, predicted_bill, 
 from shardyard.cluster.create import LAUNCHER, make, scale
 from shardyard.cluster.delete import remove
 from shardyard.cluster.orphans import Swept
-from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.errors import CapacityError, StorageError
 from shardyard.hardware.catalogue import Rate
 from shardyard.launchers.ledger import Ledger

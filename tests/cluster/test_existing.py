@@ -17,7 +17,8 @@ from shardyard.cluster.existing import existing_adoption
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.prices import hourly_costs
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.errors import AccessError, CapacityError, RecipeError, RequestError
 from tests.cluster.clients import TOLD, client_of, playing_aws
 from tests.cluster.stand_in import Killed, in_account

@@ -12,7 +12,7 @@ from shardyard.cli import main
 from shardyard.cluster.clients import World, in_cluster, kubectl_json, new_world, world_named
 from shardyard.cluster.create import make
 from shardyard.cluster.delete import Removed, preview_removal, remove
-from shardyard.cluster.spec import read_cluster_spec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launchers.ledger import Ledger
 from tests.cluster.clients import client_of, playing_aws

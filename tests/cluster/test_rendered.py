@@ -20,7 +20,8 @@ from shardyard.cluster.fsx import (
     render_stack,
 )
 from shardyard.cluster.resources import parts_of
-from shardyard.cluster.spec import ClusterSpec, Vpc, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec, Vpc
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.launchers.kubernetes.pod import pod_security
 from tests.launchers.kubernetes.schemas import check_builtin
 

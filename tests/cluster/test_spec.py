@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cluster.prices import hourly_costs
-from shardyard.cluster.spec import legal_size_gib, read_cluster_spec, settings
+from shardyard.cluster.spec_file import legal_size_gib, read_cluster_spec, settings
 from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.load import load_recipe
 from shardyard.errors import RecipeError, RequestError

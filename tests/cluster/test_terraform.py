@@ -16,7 +16,8 @@ import pytest
 from shardyard.cli import main
 from shardyard.cluster.eksctl import render_cluster, render_nodes
 from shardyard.cluster.fsx import render_stack
-from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.cluster.terraform import OWNER, PROVIDER, render_terraform
 from tests.cluster.test_rendered import CASES, PLACE, RESERVATION, VPC
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cluster.fsx import render_root_job, render_stack
-from shardyard.cluster.spec import read_cluster_spec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.launchers.kubernetes.placement import pod_spec

@@ -19,7 +19,8 @@ from typing import Any
 
 from shardyard.cluster.batch.stack import render_environment
 from shardyard.cluster.network import location_in_spec
-from shardyard.cluster.spec import STOP_MARGIN_S, ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import STOP_MARGIN_S, ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.config.schema.recipe import Recipe
 from shardyard.launchers.aws_batch.requests import LOG_GROUP
 from tests.launchers.docker_engine import DockerEngine

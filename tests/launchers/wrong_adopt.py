@@ -103,7 +103,7 @@ def _(desk: AdoptDesk) -> int:
 )
 def _(desk: AdoptDesk) -> int:
     from shardyard.cluster.clients import new_world
-    from shardyard.cluster.spec import read_cluster_spec
+    from shardyard.cluster.spec_file import read_cluster_spec
 
     new_world(read_cluster_spec([*_ASKED, "other_zone=us-east-1b"]), desk.folder / "clusters")
     return desk.adopt()

@@ -3,7 +3,7 @@
 import json
 
 from shardyard.cluster.clients import new_world
-from shardyard.cluster.spec import read_cluster_spec
+from shardyard.cluster.spec_file import read_cluster_spec
 from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_situations import Situations
 

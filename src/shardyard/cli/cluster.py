@@ -37,7 +37,8 @@ from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.live_prices import ask_prices, price_query, rate_for
 from shardyard.cluster.prices import Cost, hourly_costs
 from shardyard.cluster.resources import parts_of, plane_of
-from shardyard.cluster.spec import ClusterSpec, read_cluster_spec
+from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import Rate
