@@ -12,7 +12,7 @@ from shardyard.cluster.clients import World, new_world, world_named
 from shardyard.cluster.create import make, node_report, scale
 from shardyard.cluster.delete import Removed, remove
 from shardyard.cluster.launch_recipe import write_settings
-from shardyard.cluster.resources import parts_of
+from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.config.load import load_recipe
 from shardyard.config.rules.check import check

@@ -11,7 +11,7 @@ import pytest
 from shardyard.cluster.batch.stack import render_environment, user_data
 from shardyard.cluster.fsx import FileSystemOutputs, render_stack
 from shardyard.cluster.network import NetworkLocation, render_network
-from shardyard.cluster.resources import parts_of
+from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.spec import MOST_USER_DATA_BYTES, ClusterSpec
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.hardware.catalogue import instance, instance_names

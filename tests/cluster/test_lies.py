@@ -14,7 +14,7 @@ from shardyard.cluster.clients import World
 from shardyard.cluster.create import make
 from shardyard.cluster.delete import FinalState, remove
 from shardyard.cluster.orphans import Swept
-from shardyard.cluster.resources import ClusterPart
+from shardyard.cluster.part import ClusterPart
 from tests.cluster.clients import TOLD, client_of, playing_aws
 from tests.cluster.lies import LIES, Case, Lie, case_of, lustre, tell
 from tests.cluster.test_batch_life import open_default_group

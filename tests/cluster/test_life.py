@@ -10,7 +10,7 @@ import pytest
 from shardyard.cluster.clients import World, new_world, world_named
 from shardyard.cluster.create import make, scale
 from shardyard.cluster.delete import Removed, check_confirmed_name, remove
-from shardyard.cluster.resources import parts_of
+from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from tests.cluster.clients import client_of, playing_aws

@@ -19,7 +19,7 @@ from shardyard.cluster.fsx import (
     render_root_job,
     render_stack,
 )
-from shardyard.cluster.resources import parts_of
+from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.spec import ClusterSpec, Vpc
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.launchers.kubernetes.pod import pod_security

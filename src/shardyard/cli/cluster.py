@@ -35,8 +35,8 @@ from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import as_json as as_json_text
 from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.live_prices import ask_prices, price_query, rate_for
+from shardyard.cluster.part_order import parts_of, plane_of
 from shardyard.cluster.prices import Cost, hourly_costs
-from shardyard.cluster.resources import parts_of, plane_of
 from shardyard.cluster.spec import ClusterSpec
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.cluster.terraform import render_terraform

@@ -11,8 +11,9 @@ from shardyard.cluster.cost_report import NODE_COUNT, requested_nodes
 from shardyard.cluster.eksctl import GROUP, NAME_TAG
 from shardyard.cluster.existing_resources import AddedClaim
 from shardyard.cluster.existing_spec import AdoptedCluster
+from shardyard.cluster.part import ClusterPart, State
+from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT
-from shardyard.cluster.resources import ClusterPart, State, parts_of
 from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.hardware import nvidia

@@ -9,15 +9,9 @@ from shardyard.cluster.clients import World, check_same_account
 from shardyard.cluster.cost_report import requested_nodes
 from shardyard.cluster.create import LAUNCHER, LIMIT_S, POLL_S, busy_pods, entry_of
 from shardyard.cluster.orphans import KINDS, SETTLE_S, FailedQuery, OrphanedResource, sweep
+from shardyard.cluster.part import ClusterPart, NotOwnedError, State
+from shardyard.cluster.part_order import every_part, parts_of, plane_of
 from shardyard.cluster.prices import hourly_costs
-from shardyard.cluster.resources import (
-    ClusterPart,
-    NotOwnedError,
-    State,
-    every_part,
-    parts_of,
-    plane_of,
-)
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.io.polling import wait_for
 from shardyard.launchers.ledger import LedgerEntry

@@ -8,14 +8,12 @@ from shardyard.cluster.clients import Act, World, account_of, kubectl_json, prog
 from shardyard.cluster.eksctl import GROUP, NAME_TAG, OWNER_TAG, tags_of
 from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import volume_name
+from shardyard.cluster.part import ClusterPart, State, check_owner
 from shardyard.cluster.resources import (
     WITHOUT_EKSCTLS_EFA_PLUGIN,
     Claim,
-    ClusterPart,
     FileSystem,
     NodeGroup,
-    State,
-    check_owner,
     install_act,
     uninstall_act,
 )

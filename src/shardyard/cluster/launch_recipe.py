@@ -7,7 +7,7 @@ from shardyard.cluster.batch.environment import file_system_of
 from shardyard.cluster.batch.queue import block_ends, launch_settings
 from shardyard.cluster.batch.stack import SHARED, stack_name
 from shardyard.cluster.clients import World, context_of
-from shardyard.cluster.resources import stack_outputs
+from shardyard.cluster.part import stack_outputs
 from shardyard.launchers.kubernetes.objects import to_yaml
 
 

@@ -13,7 +13,8 @@ from shardyard.cluster.clients import Act, World
 from shardyard.cluster.fsx import FileSystemOutputs, as_json, file_system_outputs
 from shardyard.cluster.network import LATER, location_in_spec, network_stack_name, render_network
 from shardyard.cluster.orphans import details_of_network
-from shardyard.cluster.resources import FileSystem, Stack, State, check_owner, stack_outputs
+from shardyard.cluster.part import Stack, State, check_owner, stack_outputs
+from shardyard.cluster.resources import FileSystem
 from shardyard.cluster.spec import ClusterSpec
 
 

@@ -18,7 +18,7 @@ from shardyard.cluster.batch.stack import (
 from shardyard.cluster.clients import Act, World
 from shardyard.cluster.fsx import FileSystemOutputs
 from shardyard.cluster.network import NetworkLocation, location_in_spec, network_stack_name
-from shardyard.cluster.resources import stack_outputs
+from shardyard.cluster.part import stack_outputs
 from shardyard.cluster.spec import ClusterSpec
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.io.polling import wait_for
