@@ -123,7 +123,9 @@ class Prediction:
 
     def page(self) -> str:
         """One HTML page, with pictures."""
-        from shardyard.report.charts import charts_unavailable_reason  # plots take 0.2 s to import
+        from shardyard.report.matplotlib_check import (
+            charts_unavailable_reason,  # plots take 0.2 s to import
+        )
         from shardyard.report.plan.page import plan_page
 
         if why_none := charts_unavailable_reason():

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -456,18 +455,3 @@ def _ticks(field: Field) -> EngFormatter | FuncFormatter:
     if field.name.endswith("utilisation"):
         return FuncFormatter(lambda value, _: f"{value:.0%}")
     return EngFormatter(sep=" ") if "bytes" in field.name else FuncFormatter(lambda v, _: f"{v:g}")
-
-
-# Whether pictures can be drawn: by matplotlib, which the extra ``plots`` brings.
-
-
-def charts_unavailable_reason() -> str:
-    """Why a page can have no pictures, and what to install; empty where they can be drawn."""
-    try:
-        import_module("matplotlib")
-    except ImportError as error:
-        return (
-            f"matplotlib is not installed ({error}), so the page has no pictures. Install it: "
-            "pip install 'shardyard[plots]'"
-        )
-    return ""

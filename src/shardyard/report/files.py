@@ -2,7 +2,7 @@
 
 from shardyard.io.files import write_text
 from shardyard.log import warn
-from shardyard.report.charts import charts_unavailable_reason
+from shardyard.report.matplotlib_check import charts_unavailable_reason
 from shardyard.report.page import render
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize

@@ -10,10 +10,9 @@ from pathlib import Path
 from shardyard.errors import RequestError
 from shardyard.io.files import write_text
 from shardyard.log import warn
-from shardyard.report.charts import charts_unavailable_reason
-from shardyard.report.compare.charts import line_style_of
 from shardyard.report.compare.comparison import ComparedRun, RunComparison, compare
 from shardyard.report.compare.curves import AXES
+from shardyard.report.compare.line_styles import line_style_of
 from shardyard.report.compare.statistics import (
     BETWEEN_RUNS,
     CONFIDENCE,
@@ -23,6 +22,7 @@ from shardyard.report.compare.statistics import (
 from shardyard.report.compare.targets import Target
 from shardyard.report.format import ABSENT, format_nats
 from shardyard.report.html import esc, render_page, render_section, render_table
+from shardyard.report.matplotlib_check import charts_unavailable_reason
 from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd

@@ -7,9 +7,9 @@ from shardyard import __version__
 from shardyard.io.files import write_json, write_text
 from shardyard.log import warn
 from shardyard.planner.throughput import UNMEASURED
-from shardyard.report.charts import charts_unavailable_reason
 from shardyard.report.format import ABSENT, format_percent
 from shardyard.report.html import esc, render_page, render_section, render_table
+from shardyard.report.matplotlib_check import charts_unavailable_reason
 from shardyard.report.study.rows import ScalingSeries
 from shardyard.report.study.scaling import series_notes
 from shardyard.report.study.table import (
