@@ -1,9 +1,10 @@
-"""Which pages of docs/ are made from the code, wholly or in part, and how they read now."""
+"""Which files of docs/ are made from the code, wholly or in part, and how they read now."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from docs.generate import (
+    architecture,
     errors,
     from_ddp,
     hardware,
@@ -18,6 +19,7 @@ DOCS = Path(__file__).parents[1]
 MARK = "<!-- The table below is made by `make docs`. -->"
 
 WHOLE: dict[str, Callable[[], str]] = {
+    "architecture.svg": architecture.drawing,
     "errors.md": errors.page,
     "hardware.md": hardware.page,
     "settings.md": settings.page,
