@@ -97,10 +97,10 @@ def work():
 sys.exit(run(click.Command("a", callback=work), []))
 """
 _PREPARES = (
-    "from shardyard.control import programs\n"
+    "from shardyard.control import subprocesses\n"
     "        wait = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-    "        programs.python_program = lambda *_: wait\n"
-    "        programs.run_program('x', [])"
+    "        subprocesses.python_program = lambda *_: wait\n"
+    "        subprocesses.run_program('x', [])"
 )
 
 

@@ -181,7 +181,7 @@ def test_a_node_whose_file_was_altered_is_named_before_the_training_begins(nodes
         "import sys; from pathlib import Path\n"
         "from shardyard.config.model.hub import HubRequest, fetch\n"
         "wanted = HubRequest(kind='model.hub', name='acme/llama', revision=None, level='weights')\n"
-        "print(fetch(wanted, Path(sys.argv[1]), say=lambda _: None))"
+        "print(fetch(wanted, Path(sys.argv[1]), log=lambda _: None))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(nodes.own(1, "runs/models"))],

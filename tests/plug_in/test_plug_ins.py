@@ -188,7 +188,9 @@ def test_a_launcher_that_lacks_something_is_told_what(letters: Packages) -> None
         "class Car(PaperMail): ...\n"
         "Van = PaperMail()\n",
     )
-    with pytest.raises(RequestError, match=r"couriers 1.0 .* has no capabilities, forms, sees, "):
+    with pytest.raises(
+        RequestError, match=r"couriers 1.0 .* has no capabilities, forms, node_paths, "
+    ):
         launcher_class("bike")
     with pytest.raises(RequestError, match=r"calls itself 'paper-mail': the ledger would not find"):
         launcher_class("car")

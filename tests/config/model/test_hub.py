@@ -266,7 +266,7 @@ import sys
 from pathlib import Path
 from shardyard.config.model.hub import HubRequest, fetch
 wanted = HubRequest(kind="model.hub", name="acme/llama", revision=None, level="weights")
-fetch(wanted, Path(sys.argv[1]), say=print)
+fetch(wanted, Path(sys.argv[1]), log=print)
 """
 
 
