@@ -24,14 +24,9 @@ from shardyard.report.compare.page import (
     write_comparison,
 )
 from shardyard.report.compare.targets import parse_target
-from shardyard.report.study.compare import (
-    is_study,
-    method_notes,
-    read_study,
-    sizes_table,
-    write_study_comparison,
-)
-from shardyard.report.study.compare import settings_table as study_settings_table
+from shardyard.report.study.compare import is_study, read_study
+from shardyard.report.study.compare_page import method_notes, sizes_table, write_study_comparison
+from shardyard.report.study.compare_page import settings_table as study_settings_table
 from shardyard.rundir.layout import find_run
 
 PAGE = "compare.html"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shardyard.report.compare.charts import line_style_of
 from shardyard.report.compare.comparison import RunComparison, compare
 from shardyard.report.compare.curves import AXES
+from shardyard.report.compare.line_styles import line_style_of
 from shardyard.report.compare.page import render_comparison
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.rundir.layout import RunDir
