@@ -1,4 +1,4 @@
-"""What ``auto`` stands for by a model's sizes and a kind of device, each with its reason.
+"""Values of ``auto`` by a model's sizes and a kind of device, each with its reason.
 
 The same in a recipe (``config/auto.py``) and in a script of one's own (``library/supported.py``).
 """

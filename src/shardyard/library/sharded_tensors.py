@@ -1,4 +1,4 @@
-"""What a script may do with a sharded parameter itself, in a process whose model is sharded.
+"""Operations of a script on sharded parameters, in a process whose model is sharded.
 
 torch gives it a DTensor. A file of one would hold one rank's rows, ``.data = ...`` would change
 nothing, random numbers would be the same on every rank, and tensors of the whole shape would not
@@ -75,7 +75,7 @@ def _is_sharded(tensor: DTensor) -> bool:
 
 
 def _rows(value: Any, like: DTensor) -> Any:
-    """Of a plain tensor with the shape of the whole parameter: this rank's part, as that has it."""
+    """Return this rank's part of a plain tensor that has the shape of the whole parameter."""
     if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.shape != like.shape:
         return value
     if value.dim() == 0:
