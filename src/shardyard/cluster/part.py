@@ -153,7 +153,7 @@ def check_owner(name: str, tags: dict[str, str], world: World) -> None:
     """Check that a resource was made from here, as no other is touched.
 
     Raises:
-        ForeignError: Its tags are another's, or none.
+        NotOwnedError: Its tags are another's, or none.
     """
     if tags.get(NAME_TAG) == world.spec.name and tags.get(OWNER_TAG) == world.owner:
         return

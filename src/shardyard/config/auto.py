@@ -176,7 +176,7 @@ def steps_of(draft: Draft) -> tuple[int, str]:
     """Optimizer steps of the whole run, at least one, and where they come from.
 
     Raises:
-        NotYetKnown: The length is in another unit whose size in steps is not known yet.
+        NotYetResolved: The length is in another unit whose size in steps is not known yet.
     """
     run = draft.recipe.run
     if run.steps is not None:

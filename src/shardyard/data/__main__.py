@@ -1,6 +1,6 @@
 """`python -m shardyard.data RECIPE_JSON`: prepares a data set for the command line.
 
-Progress goes to stderr. stdout gets one line of JSON: the DataFacts, or
+Progress goes to stderr. stdout gets one line of JSON: the DatasetMetadata, or
 ``{"error": message, "exit_code": n}`` with that exit code.
 """
 

@@ -131,7 +131,7 @@ class SnapshotStore:
         """Memory for the next snapshot of a rank of the node before: where the oldest one lies.
 
         Raises:
-            SnapshotRefusedError: It is too large, or the system refuses the memory.
+            SnapshotRejectedError: It is too large, or the system refuses the memory.
         """
         most_bytes = usable_memory_bytes() // (_LEAST_SLOTS * self.local_ranks)
         if head.slot_bytes > most_bytes:

@@ -42,7 +42,7 @@ class Seal:
         """The content of a value.
 
         Raises:
-            ForeignValueError: It was not sealed under this name with this secret.
+            UntrustedValueError: It was not sealed under this name with this secret.
         """
         mark, _, content = value.partition(b" ")
         if not hmac.compare_digest(mark, self._mac(name, content).hex().encode()):
@@ -85,7 +85,7 @@ class SealedStore:
         """Wait for a value.
 
         Raises:
-            ForeignValueError: Another than this run wrote it.
+            UntrustedValueError: Another than this run wrote it.
         """
         return self._seal.opened(self._name(key), self._store.get(key))
 

@@ -107,7 +107,7 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
         is_file: Whether the text is a file of sections; else the value of one setting.
 
     Raises:
-        WrongYamlError: Not YAML, or a key is given twice; names line and column.
+        InvalidYamlError: Not YAML, or a key is given twice; names line and column.
         RequestError: It cannot be YAML: control characters, no Unicode, or nested too deep; or it
             has too many values.
     """

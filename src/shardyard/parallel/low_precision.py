@@ -1,6 +1,6 @@
 """Modules that multiply by copies of their matrices, and add gradients to fp32 sums themselves.
 
-``ComputeCopies`` decides on the copies and when they are made. Each product exists twice:
+``LowPrecisionCopies`` decides on the copies and when they are made. Each product exists twice:
 for autograd, and for a compiler, which receives the sum because it cannot create one.
 
 Shape suffixes: N = tokens, I and O = features in and out, V = vocabulary, D = width.

@@ -135,7 +135,7 @@ class _LocalSnapshot:
         """The slot itself.
 
         Raises:
-            SnapshotRefusedError: It is damaged.
+            SnapshotRejectedError: It is damaged.
         """
         if self.slot.is_damaged():
             raise SnapshotRejectedError("differs from its checksum")

@@ -103,7 +103,7 @@ _ANSWER = struct.Struct("<?H")
 """Whether it is well, and bytes of why it is not."""
 
 Allocate = Callable[[SlotText, SlotHeader], mmap.mmap]
-"""Gives the memory for a slot that comes; raises SnapshotRefusedError."""
+"""Gives the memory for a slot that comes; raises SnapshotRejectedError."""
 
 
 class SnapshotRejectedError(Exception):
@@ -158,7 +158,7 @@ def next_request(link: socket.socket) -> RequestKind | None:
     """Return the client's next request, however long it takes; None: it has left.
 
     Raises:
-        SnapshotRefusedError: The request is unknown.
+        SnapshotRejectedError: The request is unknown.
     """
     link.settimeout(None)
     kind = link.recv(1)
@@ -175,7 +175,7 @@ def put(link: socket.socket, slot: mmap.mmap, head: SlotHeader) -> None:
     """Have the server keep a slot; on return it has it, and its checksum was compared there.
 
     Raises:
-        SnapshotRefusedError: The server does not want it, or something else came.
+        SnapshotRejectedError: The server does not want it, or something else came.
         OSError: The connection broke.
     """
     _send(link, RequestKind.PUT.value)
@@ -188,7 +188,7 @@ def get(
     """A slot that the server has, its checksum compared.
 
     Raises:
-        SnapshotRefusedError: The server has it no more, or something else came.
+        SnapshotRejectedError: The server has it no more, or something else came.
         OSError: The connection broke.
     """
     _send(link, RequestKind.GET.value + _ASKED.pack(*snapshot_id, rank, world_size))
@@ -212,7 +212,7 @@ def send_slot(link: socket.socket, slot: mmap.mmap, head: SlotHeader) -> None:
     """Send what a slot holds; its memory may change meanwhile, which the other side will notice.
 
     Raises:
-        SnapshotRefusedError: The other side does not want it, or noticed.
+        SnapshotRejectedError: The other side does not want it, or noticed.
     """
     with memoryview(slot) as content:
         _send(link, head.to_bytes())
@@ -226,7 +226,7 @@ def receive_slot(link: socket.socket, allocate: Allocate) -> mmap.mmap:
     """Receive a slot, which is empty until all of it is there and has its checksum.
 
     Raises:
-        SnapshotRefusedError: The data is not right, or there is no place for it; the other side
+        SnapshotRejectedError: The data is not right, or there is no place for it; the other side
             has been notified.
     """
     try:
@@ -337,7 +337,7 @@ class RemoteSnapshot:
         """Get it, into memory of this process's own; its checksum was compared.
 
         Raises:
-            SnapshotRefusedError: The agent is gone, has it no more, or what came is damaged.
+            SnapshotRejectedError: The agent is gone, has it no more, or what came is damaged.
         """
         try:
             with connect(self.host, self.port, self.secret) as link:

@@ -197,7 +197,7 @@ def _check_memo_indices(data: bytes) -> None:
     """A number of a place in memory takes all places before it, without a byte of the file.
 
     Raises:
-        _RefusedError: There is one beyond what the file can have.
+        _RejectedError: There is one beyond what the file can have.
         ValueError: It is cut off, or speaks of more bytes than it has.
     """
     for operation, argument, _ in pickletools.genops(data):
@@ -210,7 +210,7 @@ def _check_growth(root: Any, *, most: int) -> None:
     """A few bytes can hold a tree that holds itself, or doubles with each level.
 
     Raises:
-        _RefusedError: It has more values than its bytes account for, or is too deep.
+        _RejectedError: It has more values than its bytes account for, or is too deep.
     """
     count, inside = 0, [(root, 0)]
     while inside:

@@ -67,7 +67,7 @@ class OutlierDetector:
         groups: Group number of each unit; units of one group are compared.
         level: Ratio of a unit's time to its peers', above which it is reported without a change.
         least_s: Smallest increase over the usual time, in seconds, that is reported.
-        fewest_looks: Fewest blocks in a row that show a change, also where all is quiet.
+        min_blocks: Fewest blocks in a row that show a change, also where all is quiet.
         is_bursty: Whether the timed work shares a processor with others.
     """
 
