@@ -51,6 +51,7 @@ def compare_bits(left: RunDir, right: RunDir) -> BitwiseComparison:
     step = next((s for s in shared if len(steps[0][s] | steps[1][s]) > 1), None)
     saved = sorted(set(left.checkpoint_steps()) & set(right.checkpoint_steps()))
     for number in saved:
+        # A checkpoint from before the first step that differs cannot show what went wrong there.
         if step is None or number >= step or number == saved[-1]:
             found = _first_difference(left.checkpoint(number), right.checkpoint(number))
             if found is not None:
@@ -111,6 +112,7 @@ def _first_difference(left: Path, right: Path) -> tuple[str, int | None] | None:
         differs = _bits(one[name]) != _bits(other[name])
         if differs.any():
             place = tuple(differs.nonzero()[0].tolist())
+            # The last index is that of a byte within the element.
             return name, _rank_of(right, name, place[: one[name].dim()])
     return None
 

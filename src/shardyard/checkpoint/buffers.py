@@ -78,15 +78,16 @@ def check_buffers_equal(digests_by_rank: Sequence[Mapping[str, str]]) -> None:
 
 def _digest(buffer: Tensor) -> str:
     content = buffer.contiguous().flatten().view(torch.uint8).numpy().data
+    # The same bytes may be another buffer: dtype and shape belong to the digest.
     checksum = hashlib.sha256(f"{buffer.dtype} {tuple(buffer.shape)} ".encode())
     checksum.update(content)
     return checksum.hexdigest()
 
 
-# Whether a state may be written: no checkpoint holds what training could not go on from.
+# No checkpoint may hold a state from which training cannot continue.
 #
-# The smallest and the largest element of a tensor are found in one pass and without a copy, and
-# both are NaN where one element is.
+# The smallest and the largest element of a tensor are found in one pass and without a copy. Both
+# are NaN where one element is, so these two numbers show everything that is not finite.
 
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Formats that torch cannot compare; they are widened for it."""

@@ -117,6 +117,7 @@ class ExportPlan:
         """Inputs that decide every byte of the weights, as in ``complete.json``."""
         return {
             "step": read_manifest(self.checkpoint).step,
+            # The manifest has the SHA-256 of every file, so its own covers all bytes of the state.
             "checkpoint_sha256": digest_file(self.checkpoint / MANIFEST).sha256,
             "dtype": str(self.dtype).removeprefix("torch."),
             **({} if self.form == "weights" else {"form": self.form}),
@@ -168,7 +169,7 @@ def plan_export(
     elif resolved.shape is not None:
         wanted = _shapes_of(resolved.shape)
     _check_same_model(checkpoint_dir, wanted, held)
-    # what is frozen may be held in 16 bit beside master weights: none of them is rounded
+    # Frozen weights may be in 16 bits next to fp32 master weights, which must not be rounded.
     chosen_dtype = dtype or max(
         (each for _, each in saved.values()), key=lambda each: each.itemsize
     )
@@ -178,6 +179,7 @@ def plan_export(
         shapes = wanted if resolved.shape is None else _shapes_of(resolved.shape)
         files = _deal(_tensors(shapes, resolved), max_shard_bytes // chosen_dtype.itemsize)
     if form != "weights":
+        # Last, as it reads tensors: the checks above need the files' headers only.
         check_adapters_nonzero(checkpoint_dir, wanted)
     return ExportPlan(
         checkpoint=checkpoint_dir,
@@ -252,6 +254,7 @@ def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
     there = find_export(to, made_of)
     if there is not None:
         return Exported(complete=there, existed=True)
+    # In the same folder: a rename does not work across file systems.
     scratch = to.absolute().with_name(f".{to.absolute().name}.export.tmp")
     try:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -346,6 +349,7 @@ def _rows_of(read: Rows, pieces: Sequence[ParameterPiece], itemsize: int) -> Ite
 
 
 def _transposed(read: Rows, pieces: Sequence[ParameterPiece]) -> Tensor:
+    # A row of the file is a column of the parameter, so none is complete before all are read.
     whole = torch.cat([read(piece.parameter, 0, piece.shape[0]) for piece in pieces])
     return whole.mT.contiguous()
 
@@ -372,10 +376,12 @@ def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows
 
     def whole(name: str) -> Tensor:
         saved_as = inference_name(f"{_PREFIX}{name}", shapes)
+        # The sum with the base is made in fp32 and rounded once, by `converted` below.
         return saved.rows(saved_as, 0, shapes[saved_as][0], torch.float32)
 
     merged = Merged(resolved, whole)
 
+    # The rows of one weight are asked for in turn. Keeping one bounds memory for any model.
     @lru_cache(maxsize=1)
     def converted(name: str) -> Tensor:
         return merged(name).to(dtype)
@@ -521,6 +527,7 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
         name += "" if plan.form == "weights" else f"-{plan.form}"
         plan = replace(plan, to=args.into / name)
     if args.dry_run:
+        # It raises where the export itself would, so that a dry run fails for the same reasons.
         find_export(plan.to, plan.provenance)
     exported = None if args.dry_run else write_export(plan, resolved)
     for warning in plan.extra_files.warnings:

@@ -108,6 +108,7 @@ def write_export_files(
     _name_no_code(folder / name for name in files.copied if name.endswith(".json"))
     ends = {}
     if files.has_tokenizer and not files.has_own_tokenizer:
+        # The source's ids are other tokens here, and generated text would not stop at its end.
         tokenizer = AutoTokenizer.from_pretrained(folder)
         ends = {name: getattr(tokenizer, name) for name in _ENDS}
     architecture = type(build_on_meta(shape)).__name__
@@ -132,7 +133,7 @@ def _name_no_code(files: Iterable[Path]) -> None:
         try:
             content = read_json_object(file)
         except JsonFileError:
-            continue  # whoever opens the export says so
+            continue  # the program that opens the export reports it
         if "auto_map" in content:
             _write(file, {key: value for key, value in content.items() if key != "auto_map"})
 
@@ -153,6 +154,7 @@ def changed_config(
 ) -> dict[str, Any]:
     """Return the source's config.json with only what training changed."""
     config = {key: value for key, value in source.items() if key != "auto_map"}  # names its code
+    # transformers 5 calls it dtype. A folder that has the older key was made for older readers.
     config["torch_dtype" if "torch_dtype" in source else "dtype"] = str(dtype).removeprefix(
         "torch."
     )

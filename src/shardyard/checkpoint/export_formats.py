@@ -69,10 +69,10 @@ def _has_own_head(config: Any, saved: Container[str]) -> bool:
     return any(f"model.{head}" in saved and f"model.{table}" in saved for head, table in pairs)
 
 
-# What an export of a run with adapters (LoRA) writes: PEFT's folder, or weights with them merged.
+# A run with adapters (LoRA) exports PEFT's folder, or whole weights with the adapters merged.
 #
-# A checkpoint of such a run holds adapters alone. PEFT's folder needs nothing else; merged weights
-# need the base, which is read from where it came from, or drawn again.
+# A checkpoint of such a run holds only adapters. PEFT's folder needs nothing else. Merged weights
+# need the base, which is read from its source again, or drawn again from the seed.
 
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -100,6 +100,7 @@ def check_adapters_nonzero(checkpoint: Path, shapes: Mapping[str, Size]) -> None
     saved, number = SavedTensors.in_folder(checkpoint), 0
     for name, shape in shapes.items():
         if name.endswith(f".{B}.weight"):
+            # B begins as zero and A at random, so only B shows whether anything was learnt.
             up = torch.empty(shape)
             saved.fill({f"model.{name}": up}, allow_extra=True)
             number += 1
@@ -202,6 +203,7 @@ class Merged:
         module = name.removesuffix(".weight")
         down, up = f"{module}.{A}.weight", f"{module}.{B}.weight"
         if down in self._adapters:
+            # W + s B A (LoRA). s is alpha / r, and alpha / sqrt(r) for rsLoRA (arXiv:2312.03732).
             weight += self._scale * (self._read(up) @ self._read(down))
         return weight
 
@@ -227,11 +229,11 @@ def _shape(resolved: Resolved) -> ModelShape:
     return resolved.shape
 
 
-# Export of a network for images: a folder that AutoModelForImageClassification opens.
+# A network for images is exported as a folder that AutoModelForImageClassification opens.
 #
 # Weights and running statistics are in one file, under the names that transformers' save_pretrained
-# writes; the classes have the names of the data's; preprocessor_config.json says how held-out
-# pictures were read.
+# writes. The classes have the names of the data's. preprocessor_config.json describes how
+# validation images were read, as other crops would give other scores.
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -299,6 +301,7 @@ def _preprocessor(resolved: Resolved) -> dict[str, Any]:
         "image_processor_type": "BitImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
+        # Validation crops this share of the shorter edge, so the edge is larger by its inverse.
         "size": {"shortest_edge": round(size / images.eval_crop)},
         "resample": _RESAMPLE[images.interpolation],
         "do_center_crop": True,

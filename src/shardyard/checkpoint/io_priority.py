@@ -10,5 +10,5 @@ _NICE = 10
 
 def yield_to_training() -> None:
     """In a thread that writes: where cores are scarce training goes first."""
-    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
+    if sys.platform == "linux":  # on other systems the call would slow down the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -111,6 +111,7 @@ def select_sound_checkpoint(
     def verify_together(folder: Path) -> list[Damage]:
         return _verify_share(folder, group, rank=rank, world_size=world_size)
 
+    # One list for all: each candidate below costs a collective, which all ranks must enter.
     steps = agreed_steps(checkpoints_dir, group)
     chosen = find_sound(checkpoints_dir, steps, verify=verify_together)
     if chosen is not None:
@@ -245,6 +246,7 @@ class SavedTensors:
         planner.set_up_planner(dict(tensors), Metadata(dict(self._saved), storage_data=None))
         plan = planner.create_local_plan()
         try:
+            # Parameters are leaves, and autograd rejects a change in place to one that it tracks.
             with torch.no_grad():
                 self._reader.read_data(planner.finish_plan(plan), planner).wait()
         except (SafetensorError, OSError) as error:
@@ -309,6 +311,7 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
             assert isinstance(saved, TensorStorageMetadata), name
             chunk = ChunkStorageMetadata(offsets, sizes)
             found = create_read_items_for_chunk_list(name, saved, [chunk])
+            # Without this, elements that no shard covers would silently keep what was there before.
             assert sum(math.prod(item.lengths) for item in found) == math.prod(sizes), name
             items += found
         return LoadPlan(items)
@@ -348,8 +351,10 @@ class _RowsPlanner(TensorsOnlyPlanner):
 def wait_for_all_ranks(group: dist.ProcessGroup, timeout_s: float) -> None:
     """Wait for all ranks; name those that stay away."""
     try:
+        # Without wait_all_ranks the error names the first missing rank and leaves out the others.
         dist.monitored_barrier(group, timedelta(seconds=timeout_s), wait_all_ranks=True)
     except RuntimeError as error:
+        # Only rank 0 learns who is missing: the others wait only for rank 0.
         absent = re.search(r"Ranks? ([\d, ]+) failed to pass", str(error))
         who = (
             f"rank {absent[1].strip()} did not arrive"
@@ -373,6 +378,7 @@ def _verify_share(
         share = []  # the check says the same of the manifest
     by_rank: list[list[Damage]] = [[] for _ in range(world_size)]
     dist.all_gather_object(by_rank, verify_manifest(folder, share), group=group)
+    # Every rank finds damage of the manifest, and files that it does not list. Once is enough.
     return list(dict.fromkeys(damage for found in by_rank for damage in found))
 
 
@@ -385,6 +391,7 @@ def _record_selection_on_rank0(
             _record_selection(checkpoints_dir, chosen)
         except StorageError as error:
             problem = [str(error)]
+    # The others learn of a failure here. They would wait in the next collective otherwise.
     dist.broadcast_object_list(problem, group=group, group_src=0)
     if problem[0] is not None:
         raise StorageError(problem[0])
@@ -442,6 +449,7 @@ def _read_metadata(
     saved: dict[str, TensorStorageMetadata] = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata), name
+        # torch makes the metadata of the files that it finds, so it does not miss one that is gone.
         held = sum(chunk.sizes.numel() for chunk in entry.chunks)
         if held != entry.size.numel():
             raise CheckpointError(

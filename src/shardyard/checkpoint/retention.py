@@ -36,6 +36,7 @@ def complete_steps(checkpoints_dir: Path, ending: str = "") -> list[int]:
     names = {entry.name for entry in checkpoints_dir.iterdir()}
     numbers = (name.removeprefix("step-").removesuffix(ending) for name in names)
     steps = sorted({int(number) for number in numbers if number.isdecimal()})
+    # int() reads "7" and "00000007" alike. Only the name that a save gives counts.
     return [step for step in steps if step_name(step) + ending in names]
 
 
@@ -46,6 +47,7 @@ def read_pointer(checkpoints_dir: Path, name: str) -> int | None:
         target = read_plain(pointer, limit_bytes=_MOST_POINTER_BYTES).decode().strip()
     except (OSError, StorageError, UnicodeDecodeError):
         return None
+    # Whatever the file holds is only compared with names, and never used as a path.
     by_name = {step_name(step): step for step in complete_steps(checkpoints_dir)}
     return by_name.get(target)
 
@@ -136,6 +138,7 @@ def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) 
     latest = read_pointer(checkpoints_dir, "latest")
     if latest is None:
         return Pruned([], None)
+    # A newer folder was cut off just before its pointer. A resume may continue from it.
     passed = [step for step in complete_steps(checkpoints_dir) if step <= latest]
     protected = {*passed[-keep_last:], read_pointer(checkpoints_dir, "best"), *keep}
     removed = [step for step in passed if step not in protected]
@@ -174,6 +177,7 @@ def set_aside(checkpoints_dir: Path, step: int) -> None:
     """
     folder = checkpoints_dir / step_name(step)
     aside = folder.with_name(folder.name + SET_ASIDE)
+    # lexists() also sees a dangling link, which has the name as well.
     if os.path.lexists(aside):
         clear(aside)
     folder.rename(aside)
@@ -191,6 +195,7 @@ def remove(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
         return
+    # An earlier removal that stopped half-way may still have the name.
     names = (f"{folder.name}.removed{number or ''}.tmp" for number in itertools.count())
     doomed = next(each for each in map(folder.with_name, names) if not os.path.lexists(each))
     folder.rename(doomed)
@@ -213,6 +218,7 @@ def clear(folder: Path) -> None:
 def remove_leftovers(checkpoints_dir: Path) -> None:
     """Remove what a killed save or an unfinished removal left behind, as far as that works."""
     for left in checkpoints_dir.glob("step-*.tmp"):
+        # NFS keeps the files that a process has open (ENOTEMPTY). The next save tries again.
         with suppress(OSError):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)

@@ -40,6 +40,7 @@ def header(
 
 def content_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in host memory, which are not copied."""
+    # As bytes: numpy has neither bfloat16 nor the formats of fp8.
     content: memoryview = tensor.flatten().view(torch.uint8).numpy().data
     return content
 
@@ -66,4 +67,5 @@ def write_tensors(
             for part in parts:
                 assert part.dtype == dtype, name
                 written += file.write(content_of(part))
+            # The header with all offsets is written already: one short tensor would shift the rest.
             assert written == math.prod(shape) * dtype.itemsize, name

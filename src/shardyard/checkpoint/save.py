@@ -83,6 +83,7 @@ class Saver:
         self._keep_last = keep_last
         self._staging = staging or HostCopy()
         self._planner = ShardPlanner()
+        # One worker: two saves at a time would mix their collectives on the one group.
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="checkpoint", initializer=yield_to_training
         )
@@ -118,11 +119,16 @@ class Saver:
         Raises:
             CheckpointError: The earlier save failed, or a tensor's dtype cannot be stored.
         """
+        # Checked before the thread has it: an error there would surface some steps later.
         _check_dtypes(tensors)
+        # Encoded now, as the caller may change the values meanwhile. NaN is not part of JSON, and
+        # Python would write it all the same.
         values_json = json.dumps(values, indent=1, allow_nan=False) + "\n"
+        # The device finishes the step first, so that the seconds below are those of the copy.
         for device in {tensor.device for tensor in tensors.values()}:
             synchronize_stream(device)
         started = time.monotonic()
+        # The save that is still running reads the buffers into which this one copies.
         self.wait()
         self._planner.describe(tensors, self._staging.take_for_save(step, tensors, values_json))
         order = SaveRequest(
@@ -178,6 +184,7 @@ class Saver:
         except RuntimeError as error:  # what gloo raises when a connection breaks
             with self._lock:
                 self._report_at = self._report_at or Future()
+                # 0 is below the number of any poll, as the ranks that are left cannot agree on one.
                 self._report_at.set_result(0)
             raise LostRankError(
                 f"{request.folder} was not saved: the ranks lost contact during the save "
@@ -200,6 +207,7 @@ class Saver:
                 process_group=self._group,
             )
         except CheckpointException as error:
+            # Before it raises, torch gathers what every rank came to. No rank still writes there.
             if self._rank == 0:
                 shutil.rmtree(order.scratch, ignore_errors=True)  # give the room back
             reason = _not_finite(error)
@@ -214,6 +222,7 @@ class Saver:
         noticing.
         """
         with self._lock:
+            # Both under one lock: a poll in between would be neither counted nor made to wait.
             polls = torch.tensor(self._polls)
             self._report_at = Future()
         dist.all_reduce(polls, dist.ReduceOp.MAX, group=self._group)

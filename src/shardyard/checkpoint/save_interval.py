@@ -71,6 +71,7 @@ class Interval:
     def was_due(self, step: int, *, latest: int) -> bool:
         """Whether one is due at this step, or was at a step since the newest one."""
         if self._is_fixed:
+            # True from a multiple on until one is taken: one that was put off stays due.
             return latest < step - step % self.every
         return step - latest >= self.every
 
@@ -91,6 +92,8 @@ class Interval:
         if not is_power_of_two:
             return
         known = (self._steps_s, self.blocked_s, self.counts_s)
+        # Medians: an evaluation or a save between two steps is part of a step's time here. The
+        # slowest rank counts, as a step and a save end when the last rank ends them.
         costs = torch.tensor([statistics.median(each) for each in known], dtype=torch.float64)
         dist.all_reduce(costs, dist.ReduceOp.MAX, group=self._group)
         step_s, blocked_s, counts_s = costs.tolist()

@@ -51,6 +51,7 @@ def choose_checkpoint(run_dir: RunDir, step: str) -> SelectedCheckpoint:
             "evaluation)."
         )
     path = run_dir.checkpoint(number)
+    # `latest` may fall back to an older step. A step that was asked for by name may not.
     damage = verify_manifest(path)
     if damage:
         raise CheckpointError(
@@ -64,10 +65,11 @@ def _number(step: str) -> int | None:
     return int(step) if step.isdecimal() else None
 
 
-# What `shardyard fetch` can bring of a run: its files with digests, and the checkpoint verified.
+# `shardyard fetch` lists the files of a run with their digests, and verifies the checkpoint.
 #
-# Run as a program where the run's folder is: ``python -m shardyard.checkpoint.select RUN_DIR
-# [--step latest]``. Prints one JSON object a line: a file as soon as it was read, then the end.
+# This module runs as a program on the machine that has the run folder, as only that one can read
+# the files: ``python -m shardyard.checkpoint.select RUN_DIR [--step latest]``. It prints one JSON
+# object a line: each file as soon as it is read, and the end last, so that a cut listing shows.
 
 ALL = "all"
 
@@ -148,6 +150,7 @@ def _names(folder: Path) -> Iterator[str]:
         for file in sorted(files):
             path = Path(place) / file
             name = path.relative_to(folder).as_posix()
+            # A link may lead out of the run folder, to files that are none of the run's.
             if is_fetched(name) and path.is_file() and not path.is_symlink():
                 yield name
 
@@ -172,6 +175,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print(content: dict[str, Any]) -> None:
+    # Python buffers a pipe by blocks, and the reader is to have each file's line at once.
     print(json.dumps(content), flush=True)
 
 

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from shardyard.parallel.device import synchronize_stream
 
-# Host memory for the shards of a rank, in few large pieces instead of one for each tensor.
+# Few large pieces hold the shards of a rank, instead of one allocation for each tensor.
 #
-# torch's allocator of pinned memory rounds each request up to a power of two: 75 GiB of states, a
-# tensor at a time, may take 150 GiB of a host that has 128. Packed into pieces of a power of two
+# torch's allocator of pinned memory rounds each request up to a power of two. 75 GiB of states, a
+# tensor at a time, may so take 150 GiB of a host that has 128. Packed into pieces of a power of two
 # the same states take what they need, and each piece is pinned once.
 
 CHUNK_BYTES = 2**31
@@ -46,6 +46,7 @@ def packed(
     locations: dict[str, ChunkLocation] = {}
     capacities: list[int] = []
     used: list[int] = []
+    # Largest first: small tensors then fill what the large ones leave of a piece.
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         size = -(-sizes[name] // _ALIGN) * _ALIGN
         index = next(
@@ -56,6 +57,7 @@ def packed(
             used.append(0)
         locations[name] = ChunkLocation(index, used[index])
         used[index] += size
+    # The bytes in use, not the capacities: a small model must not pin a whole piece.
     return locations, used
 
 
@@ -115,6 +117,7 @@ def copy_shards(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) ->
     """Copy this rank's shards into host memory; on return the originals may change."""
     shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
     for name, shard in shards.items():
+        # All copies are queued before the one wait below: a wait for each would idle the link.
         buffers[name].copy_(shard, non_blocking=True)
     for device in {shard.device for shard in shards.values()}:
         synchronize_stream(device)

@@ -83,6 +83,7 @@ def write_flushed(path: Path, parts: Iterable[memoryview]) -> FileDigest:
                 checksum.update(chunk)
             size += part.nbytes
         file.flush()
+        # flush() ends in the kernel's cache. fsync() ends on the disk, and reports its errors.
         os.fsync(file.fileno())
     return FileDigest(size, checksum.hexdigest())
 
@@ -134,10 +135,12 @@ def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[
         manifest = read_manifest(folder)
     except CheckpointError as error:
         return [Damage(MANIFEST, str(error))]
+    # All checksums of a copied folder are right, and it would set the run to a wrong step.
     named = step_of_name(folder.name)
     if named is not None and named != manifest.step:
         text = f"is of step {manifest.step}, the folder's name says {named}: it was copied here"
         return [Damage(MANIFEST, text)]
+    # torch's reader opens every *.safetensors of the folder, listed or not.
     strangers = {path.name for path in folder.glob("*.safetensors")} - manifest.files.keys()
     found = [Damage(name, "not in the manifest") for name in sorted(strangers)]
     chosen = manifest.files if files is None else files
@@ -160,6 +163,7 @@ def _not_finite(path: Path) -> str | None:
 
 
 def _number(value: Any) -> int:
+    # isinstance() would take JSON's true for 1.
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no whole number")
     return value

@@ -104,6 +104,7 @@ class ShardPlanner(SavePlanner):
         """Return this rank's shards, or an unusable plan that means "as last time"."""
         plan = self._local if self._is_new else SavePlan([], usable=False)
         held = {name: self._shards[name] for name in self._whole_buffers}
+        # The digests travel with the plan, so comparing buffers costs no collective of its own.
         return replace(plan, planner_data=digests(held))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -115,6 +116,7 @@ class ShardPlanner(SavePlanner):
         check_buffers_equal([plan.planner_data for plan in all_plans])
         if not any(plan.usable for plan in all_plans):
             return all_plans, Metadata({})
+        # A rank sends its plan only when its layout changed. The others' plans are those of before.
         known = self._plans_by_rank or all_plans
         self._plans_by_rank = [
             new if new.usable else old for new, old in zip(all_plans, known, strict=True)
@@ -129,6 +131,7 @@ class ShardPlanner(SavePlanner):
         """This rank's part of the global plan."""
         if new_plan.usable:
             self._final, self._is_new = new_plan, False
+        # The bytes of all ranks (prepare_global_plan) also come with a plan that is not usable.
         return replace(self._final, storage_data=new_plan.storage_data)
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
@@ -181,9 +184,11 @@ class CheckpointWriter(StorageWriter):
         self._rank = kwargs["rank"]
         if is_coordinator:
             try:
+                # A folder's flush covers the names in it. Its own name needs that of its parent.
                 if not self._request.checkpoints_dir.is_dir():
                     self._request.checkpoints_dir.mkdir(parents=True)
                     flush_folder(self._request.checkpoints_dir.parent)
+                # A killed save of this step may have left its scratch folder: mkdir would fail.
                 remove_leftovers(self._request.checkpoints_dir)
                 self._request.scratch.mkdir()
             except OSError as error:
@@ -235,6 +240,8 @@ class CheckpointWriter(StorageWriter):
     def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int, str | None]:
         """Returns seconds until it was durable, its bytes, and which old ones could not go."""
         order = self._request
+        # Each thing is on disk before the next refers to it: files, manifest, their names in the
+        # scratch folder, its final name, that name in the parent folder, the pointer.
         values = memoryview(order.values_json.encode())
         files[VALUES] = write_flushed(order.scratch / VALUES, [values])
         manifest = Manifest(
@@ -246,14 +253,17 @@ class CheckpointWriter(StorageWriter):
         )
         write_manifest(order.scratch, manifest)
         flush_folder(order.scratch)
+        # A step is reached again after a loss, and rename() fails onto a folder that has files.
         if order.folder.exists():
             self._clear_the_way()
         order.scratch.rename(order.folder)
         flush_folder(order.checkpoints_dir)
         mark_latest(order.checkpoints_dir, order.step)
+        # The checkpoint survives a crash from here on, whatever happens to what follows.
         seconds = time.monotonic() - order.started
         if order.is_best:
             mark_best(order.checkpoints_dir, order.step)
+        # Removal comes last: it reads `best`, which may just have moved to this checkpoint.
         not_removed: str | None = None
         if order.keep_last is not None:
             not_removed = prune(order.checkpoints_dir, order.keep_last).not_removed
@@ -268,6 +278,7 @@ class CheckpointWriter(StorageWriter):
                 mark_latest(order.checkpoints_dir, older[-1])
             else:
                 (order.checkpoints_dir / "latest").unlink()
+        # unlink() by itself is not durable: after a crash `latest` could name the removed folder.
         flush_folder(order.checkpoints_dir)
         clear(order.folder)
 
@@ -289,6 +300,7 @@ class CheckpointWriter(StorageWriter):
 
 
 def _remedy(error: OSError, folder: Path, needed_bytes: int) -> str:
+    # A quota (EDQUOT) can be used up while the disk has room. The remedies are the same.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         needs = f"A checkpoint needs about {format_bytes(needed_bytes)}" if needed_bytes else ""
         free = format_bytes(shutil.disk_usage(folder).free) if folder.is_dir() else "nothing"
@@ -296,6 +308,7 @@ def _remedy(error: OSError, folder: Path, needed_bytes: int) -> str:
             f"{needs or 'A checkpoint needs more'} beside those kept, {free} is free there now. "
             "Free some room, keep fewer with checkpoint.keep_last, or move the run folder."
         )
+    # Rank 0 has made the folder, so a rank that does not find it has another file system there.
     if error.errno == errno.ENOENT:
         return (
             "All ranks must see one run folder: put run.dir on storage that all nodes share, and "
@@ -329,6 +342,7 @@ def _placed(item: WriteItem, tensor: Tensor) -> WriteItem:
     if not isinstance(tensor, DTensor):
         return item
     assert item.tensor_data is not None
+    # torch 2.13 lets shards overlap where two mesh axes split a dimension that neither divides.
     offsets, sizes = (torch.Size(each) for each in shard_bounds(tensor))
     return replace(
         item,

@@ -104,6 +104,7 @@ def latest_snapshot(
     by_rank = _of_all_ranks(sorted(usable), group, world_size)
     common = set.intersection(*(set(moments) for moments in by_rank))
     rejected: list[RejectedSnapshot] = []
+    # All ranks go through the same snapshots in one order: each costs a collective.
     for moment in sorted(map(SnapshotId._make, common), reverse=True):
         mine = _collect(usable[moment])
         told = _of_all_ranks(

@@ -50,6 +50,7 @@ class ReplicationState:
 
     def begin(self) -> None:
         """Begin a generation: no peer is there yet, and no snapshot is sent."""
+        # The peer's flag goes first: a worker that reads in between then waits for no peer.
         self._fields[0] = 0
         for place in range(1, len(self._fields)):
             self._fields[place] = -1
@@ -71,9 +72,9 @@ class ReplicationState:
         return bool(self._fields[0]) and self.step(local_rank) < step
 
 
-# How snapshots go from agent to agent, and from an agent to a worker: over a TCP connection.
+# Snapshots go from agent to agent, and from an agent to a worker, over a TCP connection.
 #
-# Whoever comes first shows that it knows the secret of the generation, and is shown the same:
+# Client and server first prove to each other that they know the secret of the generation:
 #
 #     server   a mark, 32 random bytes
 #     client   32 random bytes of its own, HMAC-SHA256 over both
@@ -85,9 +86,9 @@ class ReplicationState:
 #     get   step, generation, rank and world size: the server sends that slot
 #
 # A slot goes in two parts, its head with its text and then its tensors, each with an answer. So
-# whoever receives it looks at all lengths before it takes memory, and tells at the end whether what
-# came has the checksum that the text names. What is sent after the meeting is neither encrypted nor
-# signed: it belongs on the network on which the ranks exchange gradients.
+# the receiver checks all lengths before it takes memory, and compares the checksum at the end.
+# Contents are neither encrypted nor signed, as gradients are not. This protocol belongs on the
+# network on which the ranks exchange gradients.
 
 PATIENCE_S = 10.0
 """For the other side to send or take something; all that two say at their meeting."""
@@ -204,6 +205,7 @@ def read_get_request(link: socket.socket) -> tuple[SnapshotId, int, int]:
 
 def reply(link: socket.socket, reason: str = "") -> None:
     """Accept a request, or reject it with a reason."""
+    # The length is a 16-bit field of _ANSWER.
     words = reason.encode()[:1000]
     _send(link, _ANSWER.pack(not words, len(words)) + words)
 
@@ -239,6 +241,7 @@ def receive_slot(link: socket.socket, allocate: Allocate) -> mmap.mmap:
         except ValueError as error:
             raise SnapshotRejectedError(f"this is no snapshot: {error}") from error
         memory = allocate(text, head)
+        # The old head must not vouch for new bytes if the transfer breaks off.
         empty(memory)
         reply(link)
         with memoryview(memory) as whole:
@@ -254,6 +257,7 @@ def receive_slot(link: socket.socket, allocate: Allocate) -> mmap.mmap:
 
 
 def _mac(secret: bytes, who: bytes, nonces: bytes) -> bytes:
+    # The name of the side is signed too: neither proof can be sent back as the other's.
     return hmac.digest(secret, who + nonces, "sha256")
 
 
@@ -279,6 +283,8 @@ def _receive(link: socket.socket, size: int, *, until_s: float | None = None) ->
 def _receive_into(link: socket.socket, rest: memoryview, *, until_s: float | None = None) -> None:
     while rest:
         if until_s is not None:
+            # One deadline for the whole: a sender of single bytes would renew a timeout per read.
+            # 0 would make the socket non-blocking.
             link.settimeout(max(0.001, until_s - time.monotonic()))
         received = link.recv_into(rest[:_CHUNK_BYTES])
         if not received:
@@ -286,10 +292,10 @@ def _receive_into(link: socket.socket, rest: memoryview, *, until_s: float | Non
         rest = rest[received:]
 
 
-# Snapshots that agents of other nodes hold: what they are, and how a rank gets one.
+# A rank fetches the snapshots that its node lacks from the agents of other nodes.
 #
-# Each agent tells the others at the start of a generation what it holds, of its own ranks and of
-# those of the node before; workers read it in their agent's memory.
+# Each agent lists at the start of a generation which snapshots it holds, of its own ranks and of
+# those of the node before. Workers read these lists in their own agent's memory.
 
 
 @dataclass(frozen=True, kw_only=True)

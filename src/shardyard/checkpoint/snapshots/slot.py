@@ -46,6 +46,7 @@ class SnapshotId(NamedTuple):
     """In which it was taken: after a loss a step is reached again, and by other ranks."""
 
 
+# It sorts before every snapshot, so an empty slot is the one that is written next.
 NEVER = SnapshotId(-1, -1)
 
 

@@ -51,6 +51,7 @@ class SlotLayout:
             self.pieces[name] = piece
             begin = -(-piece.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.tensors_bytes = begin
+        # Made once: a snapshot is sealed every few steps, and the places of tensors stay the same.
         self.pieces_json = json.dumps({name: each.to_json() for name, each in self.pieces.items()})
         head = HEAD_BYTES + len(self.pieces_json) + _VALUES_ROOM
         self.tensors_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -72,6 +72,7 @@ class Snapshots(PersistentStaging):
         self._of_save: Slot | None = None
         self._slots: list[Slot] = []
         labels = slot_labels(local_rank)
+        # One page shows whether an agent answers. The thread asks for the rest.
         if memory(labels[0], mmap.PAGESIZE) is None:
             raise RequestError(
                 "elastic.snapshot_every is set, and no agent owns memory that outlives this "
@@ -108,10 +109,12 @@ class Snapshots(PersistentStaging):
         for device in self._devices:
             synchronize_stream(device)
         started = time.monotonic()
+        # This also raises what the thread met, such as memory that the system did not give.
         self._busy.result()
         waited_s = time.monotonic() - started
         self._fill(self._next_slot(), step, tensors, values_json)
         blocked = self._interval.blocked_s
+        # The wait is no cost of the copy. It is in the time to seal, which bounds the interval.
         blocked.append(time.monotonic() - started - waited_s)
         self._interval.taken(step)
         if len(blocked) > 1:  # the one before is sealed, on every rank
@@ -173,7 +176,7 @@ class Snapshots(PersistentStaging):
             slot = Slot(whole, layout)
             pin(slot.content, self._devices)
             if restored is None or slot.snapshot_id.step > restored.step:
-                slot.clear()  # of steps that nobody goes on from
+                slot.clear()  # the run does not continue from these steps
             elif slot.snapshot_id == restored:
                 self._latest = slot
             self._slots.append(slot)
