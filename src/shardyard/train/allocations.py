@@ -184,6 +184,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def peaks(self) -> list[MemoryPeak]:
         """The peak of each phase in order; the largest is the peak of the step."""
+        # Those that are still alive have not been judged by _record_free.
         for _, allocation in self._live.values():
             if allocation is not None:
                 allocation.outlives_segment = allocation.segment != self._segment
@@ -215,10 +216,12 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name, micro_batch = self._phase
         if is_backward:
             name = BACKWARD
+        # Autograd has ended: after the last micro-batch the optimizer follows, else a forward pass.
         elif name == BACKWARD:
             is_over = micro_batch == self._micro_batches
             name, micro_batch = (OPTIMIZER_STEP, 0) if is_over else (FORWARD, micro_batch + 1)
         phase = StepPhase(name, micro_batch)
+        # Within a backward pass, gradients are switched on only where a block is recomputed.
         recomputes = is_backward and is_recorded != self._is_recorded
         if phase != self._phase or recomputes:
             self._segment += 1
@@ -249,6 +252,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allocation.category = LOGITS
 
         def died(reference: weakref.ref[Any]) -> None:
+            # The key is free again once a storage dies, and a new one may have it by now.
             found = self._live.get(key)
             if found is not None and found[0] is reference:
                 del self._live[key]
@@ -263,6 +267,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allocation = Allocation(
             bytes=size,
             segment=self._segment,
+            # An autograd.Function runs forward() with gradients off, and still keeps tensors.
             is_recorded=self._is_recorded or self._phase.name in (FORWARD, LOSS),
             operator=operator,
         )

@@ -28,6 +28,7 @@ def with_saved_best(
         StorageError: ``best`` cannot be written.
     """
     result: list[Progress | str] = [progress]
+    # Rank 0 reads and writes for all: between the reads of two ranks `best` could change.
     if dist.get_rank(group) == 0:
         try:
             result = [_reconcile_best(checkpoints_dir, progress)]
@@ -52,6 +53,8 @@ def _reconcile_best(checkpoints_dir: Path, progress: Progress) -> Progress:
     if named is None:
         _remove_pointer(checkpoints_dir / "best")
     older = Progress() if named is None else _saved_in(checkpoints_dir / step_name(named))
+    # The score of another phase is of other data, and that of another step of other weights.
+    # Neither can be compared with the evaluations to come.
     if (older.phase, older.best_step) != (progress.phase, named):
         older = Progress()
     return replace(

@@ -50,6 +50,7 @@ def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrain
     errors: list[str] = []
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # The cache of keys and values serves generation. In training it would only hold memory.
         config.use_cache = False
         if recipe.model.weights == "random":
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -151,11 +152,11 @@ def _logits_of_documents(model: Any, tokens_BL: Tensor, positions_BL: Tensor) ->
     return logits_BLV
 
 
-# The model of ``model.module``: made by the user's function on every rank, checked, sharded.
+# The user's function makes the model of ``model.module`` on every rank. It is checked and sharded.
 #
-# What is random in it is drawn from a seed of its own for each micro-batch, by the position of its
-# first sample. So a resume draws what the run would have drawn, and it does not matter which rank
-# computes a micro-batch.
+# Its random numbers are drawn from a new seed for each micro-batch, by the position of its first
+# sample. So a resume draws the same numbers as the run would have, whichever rank computes the
+# micro-batch.
 
 
 def build_custom(
@@ -178,6 +179,7 @@ def build_custom(
         RecipeError: Settings that do not fit the model; all of them.
     """
     place = str(recipe.model.module)
+    # Every rank calls the user's function, and all of them must draw the same weights.
     torch.manual_seed(recipe.run.seed)
     errors: list[Problem] = []
     if folder is None:
@@ -197,8 +199,10 @@ def build_custom(
     errors += module_errors(model, blocks, tp=1, setting="model.blocks")
     if errors:
         raise RecipeError(errors, place if folder is not None else f"model.module={place}")
+    # Before sharding: a rank sees only its own part afterwards, and no difference would show.
     check_weights_equal(model, control)
     model.float()  # master weights
+    # On the host, so that frozen weights reach the device in their narrow format.
     freeze(model, recipe.model.frozen, storage_dtype=DTYPES[recipe.precision.compute])
     model.to(device)
     remedy = REMEDY.format("parallel.zero=2")

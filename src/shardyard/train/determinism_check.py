@@ -41,6 +41,7 @@ def check_determinism(training: Training, step: int) -> None:
     node, place = socket.gethostname(), training.mesh.data_rank % training.mesh.layout.dp_shard
     told = training.gather((place, _weights(training), _losses(training, step), node))
     causes: dict[int, str] = {}
+    # Only ranks at the same place of dp_shard are replicas. Others hold other parts.
     for shard in range(training.mesh.layout.dp_shard):
         weights = [RankBits(r, n, (w,)) for r, (p, w, _, n) in enumerate(told) if p == shard]
         causes |= find_outliers(weights, "its copy of the weights")
@@ -56,6 +57,7 @@ def find_outliers(all_ranks: Sequence[RankBits], what: str) -> dict[int, str]:
     usual, most = counts.most_common(1)[0]
     if len(counts) == 1:
         return {}
+    # Only a strict majority shows who is wrong: of two ranks that differ, either may be right.
     if 2 * most > counts.total():
         odd = [each.rank for each in all_ranks if {*each.bits} != {usual}]
         return dict.fromkeys(odd, f"{what} has other bits than that of the other ranks")
@@ -68,6 +70,7 @@ def find_outliers(all_ranks: Sequence[RankBits], what: str) -> dict[int, str]:
 def _weights(training: Training) -> str:
     """A sum that moves with any single bit of this rank's part of the weights."""
     sums = [
+        # Bytes as integers: a sum of floats depends on its order, and rounding hides bits.
         local_part(tensor.detach()).contiguous().flatten().view(torch.uint8).sum(dtype=torch.int64)
         for name, tensor in training.tensors.items()
         if name.startswith("model.")
@@ -83,7 +86,9 @@ def _losses(training: Training, step: int) -> tuple[str, ...]:
     samples = range(step * size, (step + 1) * size)  # others each time
     task, found = training.task, []
     task.model.eval()
+    # Twice: a device that errs now and then also differs from itself.
     for _ in range(_TIMES):
+        # As rank 0 of 1, every rank reads the same samples.
         batches = step_batches(
             training.train_source, positions=samples, micro_batch=size, rank=0, world_size=1
         )

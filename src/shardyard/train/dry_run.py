@@ -128,7 +128,7 @@ class _Phases:
 @contextmanager
 def _rank_0_of(world_size: int) -> Iterator[None]:
     # Rank 0 holds most: shards are as long as its own, or shorter. On the others FSDP pads a short
-    # shard, and on fake tensors twice, as it tells by addresses whether it has done so.
+    # shard, and on fake tensors twice, as it decides by addresses whether it has done so.
     dist.init_process_group("fake", store=torch_private.fake_store(), rank=0, world_size=world_size)
     try:
         yield
@@ -146,6 +146,7 @@ def _take_a_step(
     # sharding cuts each parameter into as many pieces as there are ranks: slow on fake tensors
     computation = build_sharded(recipe, shape, mesh, device=device)
     with torch_private.fake_tensors(), log:
+        # Inside of the log, as this gives the model its storage.
         optimizer = build_optimizer(recipe, computation, mesh, device=device)
         averages = ema_of(recipe, computation)
         stepper = _Watched(
@@ -175,6 +176,7 @@ class _Watched(Stepper):
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> LossSums:
         found = super().accumulate(batches)
+        # Afterwards the optimizer takes the gradients from their parameters.
         self.log.mark(self._optimizer.gradients(), GRADIENTS)
         return found
 

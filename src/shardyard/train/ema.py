@@ -58,6 +58,7 @@ class WeightEma:
     @torch.no_grad()
     def follow(self, *, skip: Tensor) -> None:
         """Update the averages after a step, on the device; they stay where ``skip`` is true."""
+        # fp64 until the difference is taken: 1 - 0.9999 in fp32 has only a few digits left.
         is_taken = (~skip.bool()).double()
         self._steps += is_taken
         decay = ((1.0 + self._steps.double()) / (10.0 + self._steps.double())).clamp(
@@ -78,6 +79,7 @@ class WeightEma:
 
     @torch.no_grad()
     def _exchange(self) -> None:
+        # One tensor at a time: all at once would take the memory of another copy of the model.
         for now, average in self._pairs.values():
             held = now.clone()
             now.copy_(average)

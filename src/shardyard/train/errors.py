@@ -70,7 +70,7 @@ def _describe_latest(step: int) -> str:
     return f"The newest checkpoint is from step {step} and finite."
 
 
-# How a run ends whose memory runs out: what holds it, what was planned, and what to change.
+# A run that exhausts memory reports what holds it, what was planned, and which setting helps.
 
 _FIRST_STEPS = 2
 """First steps of a process that differ: its first step finds no gradients and no state.
@@ -91,6 +91,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocator ran out of memory: the device's, the CPU's, or Python's."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
+    # Only the device's allocator has an error type. torch's CPU allocator, drivers, NCCL and cuBLAS
+    # raise RuntimeError, which only its text distinguishes from other failures.
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _SAYS_SO)
 
 
@@ -125,6 +127,7 @@ def out_of_memory(
         _advice(plan, run_dir),
     ]
     text = " ".join(words)
+    # OutOfMemoryError ends the run at once. The other counts for elastic.max_restarts.
     if steps_done < _FIRST_STEPS:
         return OutOfMemoryError(text)
     return RuntimeError(text)

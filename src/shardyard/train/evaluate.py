@@ -47,6 +47,7 @@ def evaluation_due(
         return step % task.eval_every_steps == 0
     if task.eval_every_epochs is None:
         return False
+    # A step rarely ends where an epoch does. An evaluation is due when a step crosses that point.
     every = task.eval_every_epochs * samples
     return int(read.start // every) < int(read.stop // every)
 
@@ -84,6 +85,7 @@ def evaluate(
 
 def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:
     """Metrics of all samples that the totals are of."""
+    # Sums first, then one division: a mean of means would weigh a small source like a large one.
     loss_sum = sum(each.loss_sum.item() for each in totals)
     targets = sum(each.divisor.item() for each in totals)
     sums = {
@@ -96,6 +98,7 @@ def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:
 def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:
     """Yield this rank's share of a split, read on demand."""
     data_ranks = mesh.layout.data_ranks
+    # Each rank takes as many micro-batches as the others: a forward pass gathers weights.
     at_once = micro_batch * data_ranks
     for start in range(0, source.num_samples, at_once):
         yield from step_batches(

@@ -53,9 +53,11 @@ def build_image_network(
         head = folder_head(resolved)
         rows = None if head is None else head.rows
         load_network(model, network, folder, seed=seed, rows=rows)
+    # Before sharding: a rank sees only its own part afterwards, and no difference would show.
     check_weights_equal(model, control)
     if isinstance(settings.batch_norm_momentum, float):
         set_batch_norm_momentum(model, settings.batch_norm_momentum)
+    # On the host, so that frozen weights reach the device in their narrow format.
     freeze(model, settings.frozen, storage_dtype=DTYPES[recipe.precision.compute])
     model.to(device)
     keys = SampleKeys()

@@ -49,6 +49,8 @@ def open_interval(
     if every != "auto":
         return Interval(every, first_step=first_step)
     values: list[Any] = [0.0, 0]
+    # Rank 0 reads for all. With other intervals ranks would save at other steps, and a save is a
+    # collective.
     if dist.get_rank() == 0:
         values = [
             measured_mtbf_s(kind, run_dir, attempt, losses),
@@ -78,7 +80,9 @@ def measured_mtbf_s(kind: Kind, run_dir: RunDir, attempt: int, losses: Collectio
         started_t.setdefault(number, t)
         ended_t[number] = t
         if event["kind"] in losses:
+            # A failure can cost several workers of a generation. It counts once.
             lost.add((number, event["generation"]))
+    # Time between two attempts is left out, as nothing ran that could have failed.
     trained_s = sum(ended_t[number] - started_t[number] for number in started_t)
     planned = _planned(run_dir, attempt, _EXPECTED[kind])
     expected_s = UNKNOWN_MTBF_S if planned is None else planned

@@ -88,6 +88,7 @@ class Loop:
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
         with self.profiles.polling(), self.clock.watching():
+            # A loss cut this save off. It is made up before the next step can be lost as well.
             if self.save_deferred:
                 self._save()
             while not self._should_stop():
@@ -107,6 +108,7 @@ class Loop:
         self._exclude_from_step_time(still_s, began)
         is_unlike_others = self.steps_done == 0 or self.profiles.is_open
         self.heartbeat.begin_step(next_step, is_first=is_unlike_others)
+        # The device gets the next step before the host reads the last one, so it never runs dry.
         launched = self._launch()
         self._read_result()
         self.in_flight = launched
@@ -115,10 +117,13 @@ class Loop:
         save_due = self.training.save_interval.is_due(step) or self.save_deferred
         kept = self.training.snapshots
         snapshot_due = kept is not None and kept.is_due(step)
+        # Saves and evaluations depend on whether this very step was skipped, so it is read now.
         if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
             self._read_result()
         self.heartbeat.end_step()
         with self.profiles.outside_steps():
+            # The evaluation first: it saves a best step, which the save below then finds saved.
+            # A save is a snapshot too, so the snapshot comes last.
             if evaluation_due:
                 self._evaluate()
             if save_due:
@@ -129,6 +134,7 @@ class Loop:
             self._report_saves()
         began = self.clock.now()
         self._exclude_from_step_time(self.profiles.after_step(), began)
+        # A run that drains ends anyway, and the checkpoint before is sound.
         if self.abandoned is not None and not self.drain:
             raise not_saved(self.abandoned, latest=self.durable_step)
 
@@ -137,6 +143,7 @@ class Loop:
         if not (self._is_complete() or self.drain):
             return False
         self._read_result()
+        # While steps are skipped the state may be why, so a drain waits for a step that is taken.
         return self._is_complete() or not self.skipped_in_row or self.abandoned is not None
 
     def _is_complete(self) -> bool:
@@ -147,6 +154,7 @@ class Loop:
         began = self.clock.now()
         with self.heartbeat.during(WorkerPhase.DATA), record_function(DATA):
             batches = next(self.training.loader)
+        # The loader's seconds have pauses of the process in them, which this clock leaves out.
         wait_s = min(self.training.loader.wait_s, self.clock.now() - began)
         step = self.progress.step + 1
         self._report_data_limit(step)
@@ -154,9 +162,11 @@ class Loop:
             log_samples(step, batches, self.training.train_source)
         position = self.progress.position + self._batch.samples
         epoch = self.progress.position / self.training.train_source.num_samples
+        # In steps of the first batch: the schedule follows the samples read on any devices.
         lr = self._batch.lr_factor * lr_at(
             position / self._batch.first, self.recipe.optim, epoch=epoch
         )
+        # Asked once a step: the answer travels in its all-reduce, and all ranks act on one answer.
         drain = self.training.hooks.drain_requested()
         faults = self.training.hooks.faults
         faults.before_step(step)
@@ -199,6 +209,7 @@ class Loop:
                 compiled = {"compile_s": compile_seconds()}
             self.training.report("first_step", step=launched.step, seconds=step_time_s, **compiled)
         else:
+            # Without the first step: it compiles and allocates, and is no usual step.
             self.profiles.record_step_time(step_time_s)
         self._profile_requested = result.profile_requested
         self._write_line(launched, result, step_time_s)
@@ -211,6 +222,7 @@ class Loop:
         is_too_small = self._has_least_scale(result)
         if result.skipped_in_row <= self.recipe.optim.max_skipped_steps and not is_too_small:
             return
+        # A save that is under way may still become durable, and the error names the newest one.
         with self.heartbeat.during(WorkerPhase.WRITE):
             self.training.saver.wait()
         self._report_saves()
@@ -366,6 +378,7 @@ class Loop:
     def _take_snapshot(self) -> None:
         """Copy the state into the agent's memory, unless a save has just done so."""
         training, step = self.training, self.progress.step
+        # A restart would continue from this snapshot, and of a skipped step the state may be why.
         if self.snapshot_step == step or self.skipped_in_row:
             return
         assert training.snapshots is not None
@@ -383,6 +396,7 @@ class Loop:
         return checkpoint_values(
             self.progress,
             seed=self.recipe.run.seed,
+            # This waits for the device, as the copy of the state does anyway.
             skipped_in_row=round(training.stepper.skipped_in_row.item()),
             loss_scale=None if scaling is None else scaling.values(),
             exponents=None if exact is None else exact.values(),
@@ -421,6 +435,7 @@ class Loop:
         """Make the last step durable; where a drain cannot, the checkpoint before it stays."""
         self.profiles.end(is_draining=not self._is_complete(), is_last=self.training.is_last)
         self._save()
+        # FINISHED promises that the last step is durable, so the end waits for the writer.
         self.heartbeat.enter(WorkerPhase.WRITE)
         self.training.saver.wait()
         self._report_saves()

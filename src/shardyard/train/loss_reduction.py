@@ -38,10 +38,12 @@ def sum_over_ranks(
 ) -> Totals:
     """Add up what each rank has of a step, in one all-reduce. All ranks call it together."""
     numbers = torch.zeros(2 + len(others), dtype=torch.float64, device=device)
+    # One by one: torch.tensor() of a list would read each number from the device on the host.
     for place, number in enumerate((part.loss_sum, part.divisor, *others)):
         numbers[place] = number
     counted = [each.flatten() for each in part.sums.values()]
     sizes = [len(numbers), *map(len, counted), *(each.size for each in statistics)]
+    # All in one tensor: a collective this small costs its latency, whatever it carries.
     if len(sizes) > 1:
         numbers = torch.cat([numbers, *counted, *(each.take(device) for each in statistics)])
     dist.all_reduce(numbers)

@@ -71,6 +71,7 @@ class LossScaling:
         kept = torch.where(grows, doubled, self.scale)
         self.scale.copy_(torch.where(overflowed, 0.5 * self.scale, kept))
         self.good_steps.copy_(good.masked_fill(grows, 0.0))
+        # In place, as the model's losses hold this very tensor (hand_to).
         self.factor.copy_(self.scale / self._losses)
 
     def values(self) -> dict[str, float]:

@@ -60,6 +60,8 @@ class ShardOptimizer:
             copies: What one rank computes with; None: it computes with its weights.
         """
         self._tied_across_stages = frozenset(tied_across_stages)
+        # Taken once: after a forward pass without a backward pass FSDP shows gathered parameters
+        # under the same names.
         self._params = dict(model.named_parameters())
         self._shards = {
             name: parameter_of(local_part(param.detach()), param)
@@ -153,6 +155,7 @@ class ShardOptimizer:
     def _host_state(self) -> dict[str, State]:
         """State, weight and gradient of each."""
         held = {}
+        # Made anew for each step, as the gradients are other tensors each time.
         for name in self._shards:
             param = self._params[name]
             held[name] = {**self._states[name], WEIGHT: local_part(param.detach())}
@@ -194,7 +197,7 @@ def _zero_state(
         for name in state_tensor_names(optim)
     }
     if optimizer_of(optim).counts_steps:
-        # on the device, where a skipped step is told; fp32 counts exactly to 2**24
+        # on the device, where a skip is decided; fp32 counts exactly to 2**24
         device = shard.device if on_host is None else on_host.device
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)
     return state

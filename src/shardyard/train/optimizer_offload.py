@@ -74,6 +74,7 @@ class StatesOnHost:
                 coming = self._fetch(parts[index + 1], host_state)
             self._back.wait(arrived)
             yield names, states
+            # Given back one part late: the copy has had the time of a whole update to end.
             if leaving is not None:
                 self._release(*leaving)
             leaving = (states, self._return(states, host_state))

@@ -73,6 +73,7 @@ class RunningClock:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look at the clock in a thread while the block runs; without it no stop is found."""
+        # The time before this block was not watched, and must not count as a gap.
         self.now()
         self._is_watched = True
         try:
@@ -100,6 +101,7 @@ class RunningClock:
 
     def _queued(self) -> float:
         """Seconds for which the calling thread waited for a processor since it last looked."""
+        # schedstat is of one thread, and now() is called by the loop and by the probing thread.
         thread, queued_s = threading.get_ident(), self._queued_time()
         before_s = self._queued_s.get(thread, queued_s)
         self._queued_s[thread] = queued_s

@@ -41,7 +41,7 @@ from shardyard.rundir.profiles import (
 from shardyard.train.hooks import WorkerPhase
 from shardyard.train.training import Training
 
-# What the loop asks of profiles; ``train/profile.py`` takes them, this one takes none.
+# The loop calls this interface. Its default takes no profile, so the loop needs no case for it.
 
 
 class Profiling:
@@ -186,6 +186,7 @@ class Profiles(Profiling):
         if asked.at_step == step:
             self._begin(new_request(self._attempt, steps=asked.steps, ranks=asked.ranks), step)
         elif is_requested:
+            # All ranks are here at the same step: its all-reduce brought the request to each.
             request: ProfileRequest | None = self._training.gather(self._request)[0]
             if request is not None:
                 self._begin(request, step)
@@ -217,6 +218,7 @@ class Profiles(Profiling):
     def end(self, *, is_draining: bool, is_last: bool) -> None:
         """End an open profile, see Profiling. All ranks call it together."""
         taking = self._active
+        # The time that a drain leaves is for the checkpoint: packing a trace would take it.
         if taking is not None and (is_draining or not taking.steps_done):
             why = "the run was asked to stop" if is_draining else "the run ended"
             taking.open.close()
@@ -225,7 +227,7 @@ class Profiles(Profiling):
         elif taking is not None:
             self._end(taking)
         if self._training.rank == 0 and (is_draining or is_last):
-            self._poll_request()  # what was asked for in this moment is told too
+            self._poll_request()  # a request of this moment is reported too
         if self._request is not None and (is_draining or is_last):
             why = "was asked to stop" if is_draining else "ended"
             self._abandon(self._request, f"the run {why} before another step began")
@@ -298,6 +300,7 @@ class Profiles(Profiling):
         try:
             active.profiler = profile(activities=_activities(self._training.device))
             active.profiler.start()
+            # The stack closes backwards: ranges end before the profiler stops, so none is cut.
             active.open.callback(active.profiler.stop)
             active.open.enter_context(exchanges_named(self._axes()))
             active.open.enter_context(record_function(STEPS))
@@ -321,6 +324,7 @@ class Profiles(Profiling):
         training, self._active = self._training, None
         folder = training.run_dir.profile(active.first_step)
         with self._paused(active):
+            # Kernels of the profiled steps may still be queued, and the trace must have their ends.
             synchronize(training.device)
             part = self._written(active, unfinished(folder))
             parts: list[_Part | None] = training.gather(part)
@@ -351,6 +355,7 @@ class Profiles(Profiling):
                     shutil.copyfileobj(read, packed)
                 plain.unlink()
         except (RuntimeError, OSError, ValueError) as error:
+            # Not raised: the other ranks are on their way into gather(), and would wait there.
             active.error = str(error) or type(error).__name__
         finally:
             path.with_suffix("").unlink(missing_ok=True)

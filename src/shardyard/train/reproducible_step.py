@@ -63,6 +63,7 @@ class ExactStep:
             self._gradients.follow(contributions)
             before = contributions
             part, contributions = self._pass(batches)
+            # Maxima have no order, so a difference means that a kernel is not deterministic.
             if contributions != before:
                 raise _not_the_same(before, contributions)
         self._gradients.hand_over()
@@ -77,6 +78,7 @@ class ExactStep:
         part = self._computation.backward(batches)
         found = self._gradients.largest()
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        # The host waits here, once a step: what it gives to the device next depends on these.
         contributions, sums = found.tolist()
         names = self._gradients.names
         self._largest = dict(zip(names, sums, strict=True))
@@ -91,6 +93,7 @@ class ExactStep:
         """It is over: add up its loss, and what modules have counted in it."""
         self._gradients.after_backward()
         rows = [each.take(self._device) for each in self._computation.statistics]
+        # Integers before any sum: the number of micro-batches of a rank must not change a bit.
         told_nP = to_integers(torch.cat([loss.detach().double().view(1), *rows]))
         self._sums_nP = told_nP if self._sums_nP is None else self._sums_nP + told_nP
 
@@ -140,6 +143,7 @@ class ExactStep:
         halves = []
         for name, largest in self._largest.items():
             low, high = nothing, nothing
+            # Half of the bits, as the square has twice as many.
             scale = 2.0 ** (_SQUARE_BITS // 2 - _exponent(largest))
             for part in torch.split(self._gradients.own(name), _AT_ONCE):
                 scaled = part * scale

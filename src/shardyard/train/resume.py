@@ -98,11 +98,13 @@ def _find_latest(
             world_size=world_size, timeout_s=timeout_s,
         )  # fmt: skip
         durable_step = max(agreed_steps(checkpoints_dir, group), default=0)
+        # Of the same step the snapshot wins: it is in memory, and its checksum was compared.
         if snapshot is not None and snapshot.snapshot_id.step >= durable_step:
             return _of_snapshot(snapshot, rejected, durable_step)
     chosen = select_sound_checkpoint(
         checkpoints_dir, group=group, rank=rank, world_size=world_size, timeout_s=timeout_s
     )
+    # The folders newer than the snapshot may all have turned out damaged.
     if snapshot is not None and (chosen is None or chosen.step <= snapshot.snapshot_id.step):
         return _of_snapshot(snapshot, rejected, 0 if chosen is None else chosen.step)
     return None if chosen is None else _of_checkpoint(chosen, rejected)

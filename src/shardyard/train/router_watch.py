@@ -28,6 +28,7 @@ class RouterWatch:
         """
         if load is None or not self._experts or self._experts <= self._experts_per_token:
             return None
+        # A token visits an expert once at most, so the busiest has at most one visit of each token.
         most = self._experts / self._experts_per_token  # each token visits it
         has_collapsed = load >= 1 + NEAR_MOST * (most - 1)
         self._steps = self._steps + 1 if has_collapsed else 0

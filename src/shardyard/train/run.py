@@ -15,7 +15,7 @@ from shardyard.train.profile import Profiles
 from shardyard.train.setup import init_process_context, set_up_phase
 from shardyard.train.training import Training
 
-# The end of a whole run: a sample of what was learnt, and the last facts for the report.
+# The end of a whole run generates a sample, and writes the last facts for the report.
 
 
 def finish(training: Training, *, is_target_met: bool) -> None:
@@ -23,6 +23,7 @@ def finish(training: Training, *, is_target_met: bool) -> None:
     started = time.monotonic()
     with training.evaluation_weights():
         sample = training.task.sample(training.resolved, training.mesh, training.device)
+    # Collectives, so before the ranks that have nothing to write leave.
     peaks = training.gather(peak_memory_bytes(training.device))
     reserved = training.gather(reserved_memory_bytes(training.device))
     if training.rank != 0:

@@ -109,6 +109,8 @@ def init_process_context(run_dir: RunDir, attempt: int, *, local_rank: int) -> P
         devices_per_node=recipe.cluster.devices,
     )
     device = select_device(recipe.cluster.device, local_rank)
+    # new_group is a collective: every rank makes both, in this order. The thread that saves has
+    # its own, as collectives of two threads on one group would mix.
     control, saving = (_gloo_group(recipe.elastic.collective_timeout_s) for _ in range(2))
     mesh = build_mesh(layout, device.type)
     return ProcessContext(
@@ -257,6 +259,7 @@ def _open_save_interval(
         run_dir,
         attempt,
         first_step=0 if saved is None else saved.durable_step,
+        # With snapshots, a checkpoint is needed only where the memory is lost as well.
         losses=LOSSES if snapshots is None else LOST_WITH_MEMORY,
         group=context.control,
         events=hooks.events,
@@ -273,6 +276,7 @@ def _open_snapshots(
     every = steps_between_snapshots(context.resolved.recipe)
     if every is None:
         return None
+    # A setting has a reason where the user did not give it. Only such snapshots may be left out.
     if "elastic.snapshot_every" in context.resolved.reasons and cannot_hold_snapshots(
         tensors, context.resolved.recipe, hooks.memory, hooks.events,
         local_rank=context.local_rank, group=context.control,
@@ -284,6 +288,7 @@ def _open_snapshots(
         run_dir,
         attempt,
         first_step=0 if saved is None else saved.progress.step,
+        # A peer's copy survives the loss of a node. Without one, only its own agent has it.
         losses=LOSSES if elastic.snapshot_neighbour is True else LOST_WITHOUT_MEMORY,
         group=context.control,
         events=hooks.events,
@@ -408,6 +413,7 @@ def _build(resolved: Resolved, context: ProcessContext) -> Computation[MicroBatc
     """The model in parallel form, and how it computes the task."""
     recipe, shape, network = resolved.recipe, resolved.shape, resolved.network
     mesh, device, control = context.mesh, context.device, context.control
+    # For the whole process: a recomputed block runs outside of any `with`.
     choose_attention(recipe.model.attention)
     if shape is not None:
         return build_sharded(recipe, shape, mesh, device=device, may_copy=context.may_copy)
@@ -436,6 +442,7 @@ def build_sharded(
     if recipe.model.lora.rank is None:
         freeze(model, recipe.model.frozen, storage_dtype=held_in)
     else:
+        # Before the adapters are added, as it freezes every parameter that there is.
         freeze_base(model, storage_dtype=held_in)
         add_adapters(model, shape, recipe.model.lora)
     family = family_of(shape.model_type)
@@ -534,7 +541,7 @@ def _begin(
     if saved is None:
         return _Begin(progress=Progress(), loaded={})
     is_next = phase > saved.progress.phase
-    if is_next:  # the optimizer keeps the state that it begins with, and averages begin anew
+    if is_next:  # the optimizer keeps its initial state, and averages restart
         tensors = {
             name: each
             for name, each in tensors.items()
@@ -595,6 +602,7 @@ def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: 
     assert isinstance(optim.micro_batch, int)
     return Loader(
         source,
+        # Both ends move: the run still reads as many samples as it was planned with.
         start=progress.position + progress.passed_over,
         end=resolved.samples + progress.passed_over,
         step_samples=step_samples(optim, devices=mesh.layout.world_size),

@@ -92,6 +92,7 @@ def _local_memory_error(
     slot_bytes = SlotLayout(tensors).slot_bytes
     missing_bytes = sum(max(0, slot_bytes - _size_bytes(memory, label)) for label in labels)
     free_bytes = available_bytes()
+    # All ranks of the node take their slots at the same time, from the same memory.
     if missing_bytes * ranks_of_node <= free_bytes:
         return ""
     return (
@@ -111,6 +112,7 @@ def available_bytes() -> int:
     free = machine_memory_bytes()
     with suppress(OSError, ValueError, LookupError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        # MemAvailable has in it what the kernel can take back from its caches. MemFree has not.
         free = int(lines["MemAvailable"].split()[0]) * 1024
     limit = memory_limit()
     used = None if limit is None else limit.used_bytes

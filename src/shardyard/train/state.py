@@ -95,6 +95,7 @@ def memory_by_kind(tensors: dict[str, Tensor], device: torch.device) -> dict[str
     held = {
         name: local_bytes(tensor)
         for name, tensor in tensors.items()
+        # Offloaded state lies in host memory, and takes nothing of the device.
         if tensor.device.type == device.type
     }
     return {

@@ -65,6 +65,7 @@ class PendingResult:
         if on_device.device.type == "cpu":
             self._values = on_device
             return
+        # Pinned: the host would wait for a copy into any other memory.
         self._values = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
         self._values.copy_(on_device, non_blocking=True)
         self._event = torch.Event(device=on_device.device)
@@ -161,9 +162,11 @@ class Stepper:
         part = self.accumulate(batches)
         if poisoned:
             inject_nan(self._optimizer.gradients())
+        # Ranks of tp, cp and pp read the same samples. One of them counts them for all.
         work = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
         totals = self._totals(part, (work, float(drain), float(profile)), poisoned=poisoned)
         square_sum, tokens, drains, profiles = totals.others
+        # Division by 1 instead of 0: such a step is skipped, and its numbers stay finite.
         is_empty, divisor = totals.divisor == 0, totals.divisor.clamp(min=1.0)
         loss = totals.loss_sum / divisor
         divisor, scale = self._with_scale(divisor)
@@ -236,6 +239,7 @@ class Stepper:
         answer), which is no fault and not counted.
         """
         if self._grad_clip is not None:
+            # g / divisor * clip / norm, as one division: clipping costs no pass over the gradients.
             divisor = divisor * (norm / self._grad_clip).clamp(min=1.0)
         with record_function(OPTIMIZER):
             self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite | is_empty)

@@ -75,6 +75,7 @@ class Training:
     def gather(self, fact: Any) -> list[Any]:
         """One small fact of every rank, in order of rank, on every rank."""
         by_rank: list[Any] = [None] * self.world_size
+        # On gloo and the host: on a device it would wait behind the step that is under way.
         dist.all_gather_object(by_rank, fact, group=self.control)
         return by_rank
 
@@ -85,6 +86,7 @@ class Training:
     def close(self) -> None:
         """Let go of files and threads, so that the process group can end."""
         self.loader.close()
+        # Its thread may be in a collective, and must be out of it before the group ends.
         self.saver.close()
         if self.snapshots is not None:
             self.snapshots.close()

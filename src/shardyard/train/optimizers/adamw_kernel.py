@@ -25,6 +25,7 @@ def _adamw(  # type: ignore[no-untyped-def]
     new_share, beta2, square_share, eps, HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(scalars + 3) == 0.0:  # nothing is read or written of a step that is skipped
+        # int64: offsets in a parameter of more than 2^31 elements do not fit into 32 bits.
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < elements
         g = tl.load(grad + at, mask=inside) / tl.load(scalars + 2)

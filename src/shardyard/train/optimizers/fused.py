@@ -43,8 +43,11 @@ class _Fused:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         fused: Any = self._optimizer  # fused optimizers read these two attributes
+        # torch.amp.GradScaler sets the same two: the kernel divides by grad_scale, and does nothing
+        # where found_inf is 1. Both are read on the device.
         fused.grad_scale = divisor.float()
         fused.found_inf = skip.float()
+        # The skip is part of it: found_inf covers only the decay that torch does itself.
         self._decay_factor = 1.0 - lr * self._decoupled_decay * (1.0 - skip.float())
 
     def update(self, names: Sequence[str], states: Mapping[str, State]) -> None:
@@ -55,6 +58,7 @@ class _Fused:
         for name, shard in zip(names, shards, strict=True):
             self._optimizer.state[shard] = states[name]
         self._optimizer.step()  # it skips those that it is given no gradient of
+        # Kept here, the states would hold device memory that the offload wants back.
         self._optimizer.state.clear()
         for shard in shards:
             shard.grad = None

@@ -39,6 +39,7 @@ class LARS:
         self._divisor = divisor.float()
         matrices = [name for name in grads if grads[name].dim() >= 2]
         weights = [self._shards[name].data for name in matrices]
+        # The gradients are still undivided here: dividing one norm of each is cheaper.
         of_weights, of_grads = self._norms.of(matrices, weights, [grads[n] for n in matrices])
         of_grads = of_grads / divisor
         # a weight of zeros would never move, and a gradient of zeros has no scale

@@ -71,6 +71,7 @@ class OnePassAdamW:
         """``SCALARS`` of each, a row each; counts the step where it is not skipped."""
         foreach_add_(steps, (1.0 - self._skip).float())
         first, second = self._betas
+        # fp64: at the first steps 1 - beta^t would lose digits in fp32.
         taken_N = torch.stack(steps).double()
         dims = (self._shards[name].dim() for name in names)
         decays = [self._decay if dim >= 2 else self._decay_of_vectors for dim in dims]
@@ -110,6 +111,7 @@ def update_plainly(
         new_m = torch.lerp(m, divided, 1.0 - betas[0])
         new_v = v * betas[1] + (1.0 - betas[1]) * divided * divided
         new_w = w * kept - step_size * new_m / (new_v.sqrt() / root + eps)
+        # A choice and no product: 0 times NaN is NaN, and a skipped step must change no bit.
         for held, new in ((m, new_m), (v, new_v), (w, new_w)):
             held.copy_(torch.where(is_skipped, held, new))
     if copy is not None:

@@ -85,6 +85,7 @@ class WholeVectors:
         tail = self._pieces[_TAILS[is_matrix]]
         packed = {key: _packed([held[key] for held in lasts], is_matrix) for key in lasts[0]}
         tail.data, tail.grad = packed["weight"], packed["gradient"]
+        # A copy: the optimizer counts up in place, and the shards' own counters count as well.
         step = {key: each.clone() for key, each in states[names[0]].items() if each.dim() == 0}
         averages = {k: v for k, v in packed.items() if k not in ("weight", "gradient")}
         whole_states[_TAILS[is_matrix]] = {
@@ -115,6 +116,7 @@ def _whole(tensor: Tensor) -> Tensor:
         return tensor
     flat = tensor.view(-1)
     whole = flat[: len(flat) - len(flat) % VECTOR]
+    # A matrix keeps two dimensions: optimizers know by them what decays.
     return whole.view(-1, VECTOR) if tensor.dim() >= 2 else whole
 
 
