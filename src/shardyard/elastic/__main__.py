@@ -83,7 +83,7 @@ def _conduct(
 ) -> "AttemptResult":
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
-    lease = _lease_of(run, args)
+    lease = _lease_of(run, args)  # before anything is written: another agent may hold the run
     data = InUse(Path(resolved.data.dir), run=run.path)
     log = _log(args)
     shown = _redirect_output_to(log)
@@ -147,7 +147,7 @@ def _lease_of(run: RunDir, args: argparse.Namespace) -> Lease | None:
     """Return the lease that the starting process handed over, or one on the store's node."""
     if args.lease:
         return Lease.handed_over(args.lease)
-    is_moved = read_store_location(run, args.attempt) is not None  # whoever serves it has the lease
+    is_moved = read_store_location(run, args.attempt) is not None  # its server has the lease
     return Lease(run.lease) if args.node_rank == 0 and not is_moved else None
 
 
@@ -253,7 +253,7 @@ def _log(args: argparse.Namespace) -> Path:
 def _print_and_forward(stderr_fd: int, text: str) -> None:
     """Say something in the log, and where the caller of this process says what it does."""
     print(text, flush=True)
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader may be gone
         os.write(stderr_fd, f"{log_line(text)}\n".encode())
 
 

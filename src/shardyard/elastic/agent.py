@@ -132,10 +132,12 @@ class NodeAttempt:
             thread.join(_POLL_S)
             if (line := self._wait.line()) is not None:
                 self.print_status(line)
+            # In rendezvous there is no step to save, so a drain need not wait for its timeout.
             is_meeting = self._agent is None or self._agent.is_in_rendezvous
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
         folder.stop()
         answer = self._answer or self._stopped_result()
+        # A save can fail before the watch has missed the folder twice, so look once more.
         if answer.outcome == "failed" and folder.is_missing():
             return self._folder_lost_result()
         self._finish(answer)
@@ -174,12 +176,14 @@ class NodeAttempt:
         self._store_failover = StoreFailover(
             self.run, self.number, self.node_rank, place, self.own_host
         )
+        # A scheduler may restart an excluded node's agent, which must not join the others again.
         if was_excluded(self.run, self.number, Node.local(self.node_rank)):
             return self._wait_excluded(lambda: not self._store_failover.is_lease_available())
         meeting = self._rendezvous_config()
         if (answer := self._result_if_late(meeting)) is not None:
             return answer
         handler, store, wait = self._enter(meeting)
+        # Only then: with a fixed size, torch's rendezvous itself waits for all nodes.
         if meeting.min_nodes < recipe.cluster.nodes:
             wait(
                 nodes=recipe.cluster.nodes,
@@ -199,6 +203,8 @@ class NodeAttempt:
             stages=_stages(recipe),
             use_standby=recipe.elastic.parked is True,
             join_interval_s=recipe.elastic.join_interval_s,
+            # Each rendezvous in etcd may have another first node. In a TCP store, the node that
+            # serves the new store takes over instead.
             has_met=self._store_failover.take_over if handler.first_serves else None,
             peer_replication=self.peer_replication,
             is_lease_available=self._store_failover.is_lease_available,
@@ -216,6 +222,7 @@ class NodeAttempt:
         except NodeExcluded:
             return self._leave_run(self._agent, handler)
         finally:
+            # Closes the rendezvous for all: nodes that wait there end now, not at their timeout.
             handler.shutdown()
             if self.peer_replication is not None:
                 self.peer_replication.close()
@@ -228,7 +235,7 @@ class NodeAttempt:
             local_world_size=devices,
             rdzv_handler=handler,
             entrypoint=self.worker,
-            max_restarts=sys.maxsize,  # this project's own agent says when to stop
+            max_restarts=sys.maxsize,  # GroupAgent decides when to stop
             monitor_interval=_POLL_S,
             master_addr=None if store is None else store.host,
             master_port=None if store is None else store.port,
@@ -251,7 +258,8 @@ class NodeAttempt:
         agent.leave()
         if self.peer_replication is not None:
             self.peer_replication.close()
-        serves = self._store_failover.serves  # then nobody else holds the lease
+        # A node that serves the store holds the lease itself, so the lease tells it nothing.
+        serves = self._store_failover.serves
         return self._wait_excluded(
             handler.has_others if serves else lambda: not self._store_failover.is_lease_available()
         )
@@ -288,7 +296,7 @@ class NodeAttempt:
         if place is None:
             handler, store = build_rendezvous(config)
             return handler, store, partial(wait_for_all, config, store)
-        # Another run may have been given the same id, and meet in the same etcd.
+        # Another run may have the same id and use the same etcd.
         digest = self.seal.derived("etcd").hex()[:8]
         in_etcd = etcd_rendezvous(replace(config, id=f"{config.id}-{digest}"), place)
         return in_etcd, None, in_etcd.wait_for_all
@@ -300,12 +308,14 @@ class NodeAttempt:
             Exception: The given one, as there is to be no other meeting.
         """
         is_wanted = self.store_moves and not self.drain.is_requested
+        # Group rank 0 served the store itself: if its own store fails, no other node is gone.
         is_server = agent.get_worker_group().group_rank == 0
         if not is_wanted or is_server or self._store_failover.has_ended():
             raise error
         self._handle_lost_store(agent, error)
         if not agent.should_restart():
             raise error
+        # The lost node had group rank 0. Otherwise its lease in etcd would last keep_alive_s more.
         handler.forget([0], round=handler.round)
 
     def _leave_dead_store(self) -> bool:
@@ -338,12 +348,14 @@ class NodeAttempt:
             raise error
         if self.drain.is_requested:
             raise error
+        # The heartbeat thread of the old rendezvous would continue to ask the lost store.
         handler.shutdown()
         self._handle_lost_store(agent, error)
         left = [node.rank for node in agent.remaining_nodes()]
         is_enough = self.node_rank in left and len(left) >= self._rendezvous_config().min_nodes
         if not (is_enough and agent.should_restart()):
             raise error
+        # All agents sort the remaining nodes alike, so each has another turn at the run's lease.
         turn = left.index(self.node_rank)
         store = self._store_failover.find(turn=turn, is_over=lambda: self.drain.is_requested)
         if store is None:
@@ -386,6 +398,7 @@ class NodeAttempt:
         return AttemptResult("finished", 0, "finished")
 
     def _failed_result(self, agent: GroupAgent, losses: Sequence[Loss]) -> AttemptResult:
+        # After the drain's timeout the losses are this agent's own SIGKILL, and no cause.
         if self.drain.is_requested and (self.drain.is_overdue or not losses):
             return self._not_saved_result()
         loss = first_cause(losses)

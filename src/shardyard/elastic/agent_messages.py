@@ -100,6 +100,7 @@ class AgentMessages:
         }  # fmt: skip
         self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
         if self._group_rank == 0:
+            # get() waits for each key, so nothing is agreed before all nodes have proposed.
             theirs = [parse_json(self._store.get(key)) for key in self._keys("proposal")]
             self._store.set("shardyard/generation", json.dumps([mine, *theirs]))
         agreed = parse_json(self._store.get("shardyard/generation"))
@@ -107,6 +108,7 @@ class AgentMessages:
         self.nodes = [Node(**each["node"]) for each in agreed]
         self.failure_histories = [each["held"] for each in agreed]
         self.addresses = [each["address"] for each in agreed if each["address"] is not None]
+        # A lower proposal comes from a node that was not in the generation before.
         there = [each for each in agreed if each["generation"] == generation]
         self._joined = [each["node"]["name"] for each in agreed if each not in there]
         self._world_size_before = max(int(each["world_size"]) for each in there)
@@ -126,10 +128,12 @@ class AgentMessages:
 
     def ask(self, kind: str) -> int:
         """Count one more question of a kind; returns its number, from 1 on."""
+        # The store adds atomically: two agents that ask at once get different numbers.
         return int(self._store.add(f"shardyard/{kind}", 1))
 
     def num_questions(self, kind: str) -> int:
         """Return how many questions of a kind all nodes have asked."""
+        # Adds 0, because get() would wait for a counter that no agent has begun.
         return int(self._store.add(f"shardyard/{kind}", 0))
 
     def decide(self, kind: str, entries: list[dict[str, Any]]) -> None:
@@ -152,7 +156,7 @@ class AgentMessages:
         """Entries of all other nodes that published within the time; the silent ones are absent."""
         keys = self._keys(kind)
         if keys and wait_s:
-            with suppress(DistError):  # a node that is gone says nothing
+            with suppress(DistError):  # a lost node publishes nothing
                 self._store.wait(keys, timedelta(seconds=wait_s))
         found = [parse_json(self._store.get(key)) for key in keys if self._store.check([key])]
         return [entry for entries in found for entry in entries]
@@ -166,12 +170,12 @@ class AgentMessages:
         return [f"shardyard/{kind}/{rank}" for rank in self._others]
 
 
-# Signs of life of other nodes, timed by one's own clock alone.
+# ``LocalClockBackend`` times the heartbeats of other nodes by this node's clock only.
 #
-# Torch's rendezvous writes the time of each node's last sign of life, and of the end of the last
-# call, into the state that all share, and compares both with the reader's clock: where clocks
-# differ, or one is set, living nodes count as dead. Here what another node wrote is a mark and no
-# time. What counts is when this node first saw it, by a clock that nobody sets.
+# Torch's rendezvous writes the time of each node's last heartbeat, and of the end of the last call,
+# into the shared state and compares both with the reader's clock. If clocks differ, or one is set,
+# live nodes count as dead. Here a time that another node wrote is only a mark. The time that counts
+# is when this node first saw it, by its monotonic clock.
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,7 @@ class LocalClockBackend(RendezvousBackend):
         return None if found is None else (self._translated(found[0]), *found[1:])
 
     def _translated(self, data: bytes) -> bytes:
+        # This pickle is safe to load: the backends build it in this process from sealed JSON.
         state = pickle.loads(data)
         now_s, now = self._now_s(), datetime.now(UTC)
         marks = _times(state)
@@ -238,6 +243,8 @@ class LocalClockBackend(RendezvousBackend):
             who: mark if mark == LONG_AGO else now - timedelta(seconds=now_s - self._seen[who].at_s)
             for who, mark in marks.items()
         }
+        # The last call runs from when this node first saw its mark. Without the addition its end is
+        # in the past, and torch completes the rendezvous at once.
         if state.deadline is not None and not self._has_all_nodes(state):
             self._local_times[None] += self._last_call
         _set_times(state, self._local_times)
@@ -250,7 +257,8 @@ class LocalClockBackend(RendezvousBackend):
         state = pickle.loads(data)
         times = _times(state)
         for who, told in times.items():
-            if told == self._local_times.get(who):  # not of this node's making
+            # Unchanged since this node read it, so another node wrote it: keep that node's mark.
+            if told == self._local_times.get(who):
                 times[who] = self._seen[who].mark
         _set_times(state, times)
         return pickle.dumps(state)

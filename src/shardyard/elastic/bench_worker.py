@@ -163,10 +163,10 @@ def _repeated(pattern: Tensor, count: int, device: torch.device) -> Tensor:
     return pattern.to(device).repeat(count // _PERIOD + 1)[:count]
 
 
-# `python -m shardyard.elastic.bench_worker`: one rank of `shardyard bench network`.
+# `python -m shardyard.elastic.bench_worker` is one rank of `shardyard bench network`.
 #
-# Its place comes as torchrun says it (RANK, WORLD_SIZE, MASTER_ADDR, ...). Rank 0 prints what was
-# measured, a line each (rundir/network.py); no other rank prints anything but errors.
+# It reads its place from torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...). Rank 0 prints
+# the measurements, one a line (rundir/network.py); the other ranks print only errors.
 
 COUNTERS_AGE_S = 0.05
 """The kernel refreshes hardware counters at most so often (ib_core: every 10 ms)."""
@@ -334,6 +334,7 @@ def measure_row(
     """Seconds of a call, mean over ranks, and wrong values of all ranks; the same on every rank."""
     case.fill()
     out_s = time_of(case, bench, device, in_place=False)
+    # Filled again: out of place has overwritten the buffer that is the input in place.
     case.fill()
     in_s = time_of(case, bench, device, in_place=True)
     wrong_out = case.count_mismatches(in_place=False)
@@ -372,6 +373,7 @@ def _counted(ranks: RankContext) -> dict[str, int]:
     synchronize(ranks.device)
     if not ranks.leads_node:
         return {}
+    # Now no rank sends, and the barrier's own messages are out too; only the counters lag behind.
     time.sleep(COUNTERS_AGE_S)
     return sent_bytes()
 
@@ -394,6 +396,7 @@ def measure_pairs(bench: NetworkBench, ranks: RankContext) -> None:
     """All-reduces of each pair of nodes, the pairs of a round at the same time."""
     before = _counted(ranks)
     for number, pairs in enumerate(rounds(ranks.nodes)):
+        # Each rank makes all groups, in one order: new_group is a collective of the whole world.
         groups = [dist.new_group(_members(bench, pair)) for pair in pairs]
         mine = [index for index, pair in enumerate(pairs) if ranks.node in pair]
         dist.barrier()

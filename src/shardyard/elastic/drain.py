@@ -78,6 +78,7 @@ class DrainRequest:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
         if self.signal is None:
+            # Set before the signal, which tells other threads that there is a drain to time.
             self._since_s = now_s
             self.signal = signal.Signals(number)
         elif not self._ignore_repeats and number != signal.SIGHUP:

@@ -41,6 +41,6 @@ class FolderWatch:
 def _is_present(file: Path) -> bool:
     try:
         file.stat()
-    except OSError as error:  # of any other it may recover, or somebody else will say so
+    except OSError as error:  # others may pass, or the next write reports them
         return error.errno not in _GONE
     return True

@@ -27,9 +27,8 @@ from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.errors import StorageError
 from shardyard.io.files import close_locked, take_lock
 
-# No search for garbage while modules are imported: they are none, and there are ever more of them.
-#
-# The searches take a tenth of what a fork server needs for its imports (docs/benchmarks.md).
+# The garbage collector is paused during imports. Modules are no garbage, and every search has more
+# of them to visit. The searches take a tenth of a fork server's import time (docs/benchmarks.md).
 
 
 @contextmanager
@@ -89,6 +88,7 @@ def start(preload: Sequence[str], *, secrets: Collection[str] = ()) -> None:
         secrets: Variables that are secret under any name.
     """
     scratch = _make_scratch_dir()
+    # multiprocessing makes the folder of the server's socket in here.
     tempfile.tempdir = scratch
     # multiprocessing removes its own folder in there at priority -100
     util.Finalize(None, shutil.rmtree, (scratch,), {"ignore_errors": True}, exitpriority=-101)
@@ -99,6 +99,7 @@ def start(preload: Sequence[str], *, secrets: Collection[str] = ()) -> None:
     vars(util)["abstract_sockets_supported"] = False
     mp_forkserver.set_forkserver_preload([__name__])
     _for_workers.clear()
+    # /proc/PID/environ shows what a process started with, and core dumps keep it.
     with withheld(os.environ, named=secrets) as hidden:
         mp_forkserver.ensure_running()
     _for_workers.update(hidden)
@@ -118,7 +119,7 @@ def _make_scratch_dir() -> str:
     try:
         sweep(Path(folder))
         scratch = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=folder)
-        # until this process ends, however it ends; nobody else knows the folder yet
+        # Held until this process ends, however it ends; no other process knows the folder yet.
         take_lock(os.open(scratch, _TO_LOCK))
         return scratch
     except OSError as error:
@@ -154,6 +155,7 @@ def stop() -> None:
     with suppress(OSError):  # it was killed before
         if (pid := _server()._forkserver_pid) is not None:
             os.kill(pid, signal.SIGKILL)
+        # After the kill, because it waits for the server to end.
         _server()._stop()
     tempfile.tempdir = None
 
@@ -195,13 +197,14 @@ def _set_up() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGUSR2, _leave_with_agent)
     signal_at_parent_death(signal.SIGUSR2)
+    # If the agent ended before the kernel got this request, no signal comes.
     if os.getppid() != int(os.environ[_AGENT_PID]):
         _leave_with_agent(signal.SIGUSR2, None)
     with gc_paused():
         for module in filter(None, os.environ[_PRELOAD].split(",")):
             importlib.import_module(module)
-    # What was imported never becomes garbage. A worker that looks through it all the same, as it
-    # does before it leaves, takes a second, and copies every page that it shares with the others.
+    # Imported modules never become garbage. A worker that searches them all the same, as it does
+    # before it leaves, takes a second, and copies every page that it shares with the others.
     # No search before it: that takes 0.3 s of each start, and frees nothing that can be measured.
     gc.freeze()
 

@@ -135,7 +135,7 @@ class GroupAgent(ProcessesAgent):
         self._has_met = has_met
         self._peer_replication = peer_replication
         self._is_lease_available = is_lease_available
-        self._reported_lost: set[int] = set()  # nodes whose loss in this generation is told
+        self._reported_lost: set[int] = set()  # nodes whose loss was reported
         self._devices = DeviceWatch(run, attempt, self._node, findings)
         self._is_excluded = False
         self._join_interval_s = join_interval_s
@@ -191,9 +191,11 @@ class GroupAgent(ProcessesAgent):
             raise NodeExcluded
         is_resize = not (self.losses or self.lost_nodes)
         self.is_in_rendezvous = True
-        if not is_resize:  # which costs nothing of the budget
+        # A resize is no loss, so it costs nothing of the restart budget.
+        if not is_resize:
             self._pause(self.restart_policy.restarts.record_restart(durable_step(self._run)))
         if self.generation >= 0:
+            # Ends torch's last call for further nodes (3 s) as soon as all survivors are there.
             left = (worker_group.group_world_size or 0) - len(self.lost_nodes)
             self._rendezvous_handler.expect(left)
         started_s = time.monotonic()
@@ -205,10 +207,12 @@ class GroupAgent(ProcessesAgent):
         )
         history = self.restart_policy.failure_history
         address = address_of_node(str(worker_group.master_addr), int(worker_group.master_port or 0))
+        # Workers meet under keys of their generation: a reused number holds dead addresses.
         self.generation = self._messages.agree_on_generation(
             self.generation + 1, self._node,
             world_size=self._world_size, failure_history=history.to_json(), address=address,
         )  # fmt: skip
+        # The fork server got its environment before the rendezvous, so these go with each start.
         self._variables = worker_variables(address, self._messages.addresses, os.environ)
         history.adopt(self._messages.failure_histories)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
@@ -233,6 +237,7 @@ class GroupAgent(ProcessesAgent):
         self._stop_if_draining()
         self.losses = []
         self._drain_sent = False
+        # Else the straggler watch would read the last generation's steps as steps of this one.
         clear_heartbeats(self._heartbeats)
         if self._peer_replication is not None:
             place = RingPosition.of(worker_group, self.generation, self._rendezvous_handler.seal)
@@ -251,6 +256,7 @@ class GroupAgent(ProcessesAgent):
         return pids
 
     def _pause(self, seconds: float) -> None:
+        # A back-off lasts up to 30 s, and a drain must not wait for it.
         wait_for(lambda: self._drain.is_requested, within_s=seconds, every_s=_DRAIN_POLL_S)
         self._stop_if_draining()
 
@@ -298,23 +304,25 @@ class GroupAgent(ProcessesAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._pass_drain_on()
         self._spawn_standby()
+        # Before torch's own check, which sees only this node and restarts without a cause.
         if self._dead() or self._messages.any_from_others("losses"):
             return self._handle_loss()
         if (found := self._find_hung()) is not None:
             return self._handle_loss(found)
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.state is WorkerState.FAILED:  # died between the look above and torch's own
+        if result.state is WorkerState.FAILED:  # died after the check above
             return self._handle_loss()
         self._check_slow_ranks()
         for kind, problem in self._devices.poll(self._messages, writes=self.writes_events):
             stays = self._rules.on_device(kind, problem, self._messages, self.remaining_nodes())
             self._write_event(kind, **problem, **({"stays": stays} if stays else {}))
         if self._excludes_node(result):
-            return RunResult(state=WorkerState.UNHEALTHY)  # all drain, and meet again
+            return RunResult(state=WorkerState.UNHEALTHY)  # all drain and restart
         is_resize = self._is_resize(result)
+        # torch asks for waiting nodes after each healthy check, and restarts all if there are any.
         self._rendezvous_handler.takes_in = is_resize or self._is_time_to_join()
         if is_resize:
-            return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
+            return RunResult(state=WorkerState.HEALTHY)  # then torch asks for waiting nodes
         return result
 
     def _spawn_standby(self) -> None:
@@ -326,6 +334,7 @@ class GroupAgent(ProcessesAgent):
         ):
             return
         notes = read_heartbeats(self._heartbeats, self.get_worker_group().spec.local_world_size)
+        # step_ns is 0 until a second step has ended, as the first one of a process is not recorded.
         if notes and all(note.step_ns for note in notes):
             with translate_semaphore_errors():
                 self._standby_pool.spawn()
@@ -343,6 +352,8 @@ class GroupAgent(ProcessesAgent):
             finder is not None
             and not (self.is_in_rendezvous or self._is_excluded)
             and finder.watch.is_suspicious()
+            # The agent's thread sets it after each answer of the store; while it waits, the time is
+            # old.
             and time.monotonic() - self._monitored_s > _CUT_OFF_S
         )
 
@@ -369,6 +380,7 @@ class GroupAgent(ProcessesAgent):
             with suppress(ProcessLookupError):
                 os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
         if not hangs:
+            # No rank here is to blame: they wait for a node whose agent did not answer.
             t, name = time.monotonic() - self._agreed_s, self._node.name
             hung = [describe_unresponsive(pids, node=name, waited_s=_PEER_REPORT_S, t=t)]
         return self._generation().at_its_step(hung)
@@ -402,6 +414,7 @@ class GroupAgent(ProcessesAgent):
         return True
 
     def _node_of(self, rank: int) -> Node:
+        # torch numbers ranks node by node, and all nodes have the same number of devices.
         return self._messages.nodes[rank // self.get_worker_group().spec.local_world_size]
 
     def _pass_drain_on(self) -> None:
@@ -470,6 +483,7 @@ class GroupAgent(ProcessesAgent):
         left = sum(each != node for each in self.remaining_nodes())
         fields = {**node.event(), "machine": node.machine, "cause": cause, "nodes_left": left}
         self.write_event("node_left_out", **fields, **details)
+        # If true, the next _rendezvous raises NodeExcluded, after the workers have drained.
         self._is_excluded = node == self._node
 
     def leave(self) -> None:
@@ -483,25 +497,28 @@ class GroupAgent(ProcessesAgent):
         it.
         """
         is_clear = any(loss.is_clear for loss in own_losses)
+        # Nothing on another node can have caused a clear loss, so there is nothing to wait for.
         theirs = self._messages.from_others("losses", wait_s=0.0 if is_clear else _PEER_REPORT_S)
         self.losses = own_losses + [Loss(**loss) for loss in theirs]
         if not is_clear and (silent := self._messages.silent("losses")):
             cause = f"its agent was silent for {_PEER_REPORT_S:g} s after its ranks were lost"
             nodes = self._messages.nodes
             self.lost_nodes = [self._lost_node(nodes[rank], cause) for rank in silent]
+            # Else torch keeps the silent nodes in the rendezvous for elastic.keep_alive_s.
             self._rendezvous_handler.forget(silent, round=self._round)
 
     def handle_lost_store(self, cause: str, *, node_rank: int) -> None:
         """Record the loss of the store's node, whose state is now unknown. Safe to repeat."""
         if self.generation < 0:
             return  # it never answered: there was no generation to lose
-        self.is_in_rendezvous = True  # or looks for where to meet
+        self.is_in_rendezvous = True  # or looks for the next store
         if self._rendezvous_handler.first_serves:
             node_rank = self._messages.nodes[0].rank
         if node_rank in {lost.node_rank for lost in self.lost_nodes}:
             return
         self.lost_nodes += [
             self._lost_node(node, cause)
+            # An excluded node trains no more, but may still serve the store.
             for node in (*self._messages.nodes, *self.restart_policy.failure_history.excluded_nodes)
             if node.rank == node_rank
         ]
@@ -523,6 +540,7 @@ class GroupAgent(ProcessesAgent):
             return []
         known = {lost.node_rank for lost in self.lost_nodes}
         left = [node for node in self._messages.nodes if node.rank not in known]
+        # Turns at the lease go by the node's number in the job; group ranks change.
         return sorted(left, key=lambda node: node.rank)
 
     def use_rendezvous(self, handler: Rendezvous, store: TCPStore, location: StoreLocation) -> None:
@@ -571,6 +589,7 @@ class GroupAgent(ProcessesAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         """Before a restart: let healthy workers save their step, end lost ones at once."""
         if not self.losses:
+            # After a loss the others sit in collectives, where no drain reaches them.
             self._drain_workers()
         self._shutdown(signal.SIGKILL, timeout=_DEAD_S)
 

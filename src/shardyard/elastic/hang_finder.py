@@ -79,6 +79,7 @@ class HangFinder:
 
     def _request_statuses(self) -> list[Hang] | None:
         now_s = time.monotonic()
+        # Every agent answers each question, so one agent asks at most once a second.
         if now_s - self._requested_s < _ASK_AGAIN_S:
             return None
         self._requested_s = now_s
@@ -116,8 +117,10 @@ class HangFinder:
         """Return the stacks of the main threads, by process; empty while all may be well."""
         if not self.watch.is_suspicious():
             return {}
+        # One dump until a rank moves: others would fill the logs with the same stacks.
         if self._dumped_at_move != self.watch.moves:
             looks = self.watch.statuses(self._ranks, self._node, {})
+            # These hear no signal; waiting for their stacks would cost the whole second.
             deaf = {
                 look.pid for look in looks if look.doing in (Activity.STOPPED, Activity.STORAGE)
             }

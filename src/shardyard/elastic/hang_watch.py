@@ -26,10 +26,10 @@ from shardyard.elastic.process_inspection import (
 )
 from shardyard.train.hooks import WorkerPhase
 
-# Which rank hangs, and why: told from what all ranks noted and from what the kernel says of them.
+# ``culprits`` finds the rank that hangs, by the heartbeats and the process states of all ranks.
 #
 # When no rank moves, most of them wait in a collective for the one that hangs. That one is stopped,
-# waits for storage, computes or sleeps: whatever it does, it is in no collective.
+# waits for storage, computes or sleeps, but it is in no collective.
 
 _WAITING_FILES = ("/torch/distributed/", "/shardyard/parallel/pipeline.py")
 _WAITING_FUNCTIONS = {("/shardyard/train/step.py", "read")}
@@ -109,6 +109,8 @@ def culprits(statuses: Sequence[RankStatus]) -> list[Hang]:
     Args:
         statuses: At every rank, of all nodes.
     """
+    # A stopped process is at fault whatever the others do. Otherwise one rank that may be right
+    # excuses all, as the others may wait for it.
     stopped = [look for look in statuses if look.doing is Activity.STOPPED and look.is_overdue]
     if not stopped and not all(look.is_overdue for look in statuses):
         return []
@@ -242,6 +244,7 @@ class RankTracker:
         self, heartbeat: HeartbeatRecord | None, state: ProcessState | None, *, gap_s: float
     ) -> bool:
         """Take in what is seen now; returns whether it has moved."""
+        # A rank without a heartbeat or a process counts as moved: there is nothing to judge yet.
         has_moved = heartbeat is None or state is None or heartbeat != self.heartbeat
         self.heartbeat = heartbeat
         if has_moved or state is None:
@@ -261,10 +264,12 @@ class RankTracker:
         Args:
             waits: The rank is known to wait for other ranks, though it has not recorded it.
         """
+        # First: a rank that was stopped inside a collective holds up the others too.
         if self.letter == STOPPED:
             return Activity.STOPPED
         if waits or (self.heartbeat is not None and self.heartbeat.is_in_collective):
             return Activity.WAITING
+        # At any probe since it moved: between two waits for storage a process may run.
         if WAITS_FOR_STORAGE in self.letters:
             return Activity.STORAGE
         if self.quiet_s and self.cpu_s / self.quiet_s > _BUSY_SHARE:
@@ -375,6 +380,7 @@ class HangWatch:
         is_excused = activity in (Activity.STORAGE, Activity.STARVED) or (
             budgets.compiles and activity is Activity.COMPUTING
         )
+        # While no usual step is known, only the slow budget is safe.
         if is_excused or not self._steps_s:
             return budgets.slow_s
         usual_s = max(
@@ -390,6 +396,8 @@ class HangWatch:
         if heartbeat.phase is WorkerPhase.SAVE and heartbeat.save_ns:
             longest_s = _SAVE_FACTOR * heartbeat.save_ns / 1e9
             return min(max(usual_s, _SAVE_LEAST_S, longest_s), budgets.slow_s)
+        # Set-up and restore read from memory in one generation and from remote storage in the next,
+        # so earlier ones do not tell how long they may take.
         return budgets.slow_s
 
     def _learn(self, gap_s: float) -> None:

@@ -33,10 +33,10 @@ from shardyard.observe.trace import COLLECTIVE_FUNCTIONS
 from shardyard.telemetry.health.ranks import group_name
 from shardyard.train.hooks import Heartbeat, WorkerPhase
 
-# Memory that a node's agent owns and its workers map: it outlives them, and has no name.
+# ``AgentMemory`` belongs to a node's agent. Workers map it, it outlives them and has no name.
 #
 # It is a file without a folder entry (memfd). Workers open it through the agent's open files in
-# /proc, so that nothing is left in /dev/shm however either side ends. Linux only.
+# /proc, so nothing is left in /dev/shm, however either side ends. It exists only on Linux.
 
 NOTES = "notes"
 """Label of what each rank notes (`elastic/heartbeat.py`)."""
@@ -132,6 +132,7 @@ _NUMBER = struct.Struct("q")
 _NUMBERS = (_RECORD.size + STEPS_KEPT * _KEPT.size) // 8
 _BYTES = 8 * _NUMBERS
 """Bytes of a rank."""
+# Three of them fit one signed field of 64 bits, which one memory write replaces as a whole.
 _PART_BITS = 20
 """Bits of each of the three numbers that name a group: first rank, last rank and size."""
 
@@ -274,6 +275,7 @@ class SharedHeartbeat(Heartbeat):
     def end_step(self) -> None:
         """End a step, as in Notes."""
         now_ns = time.monotonic_ns()
+        # A first step may compile, and the longest recent step counts for the hang budget.
         if self._fields[_PHASE] != WorkerPhase.FIRST_STEP:
             step_ns = now_ns - self._step_started_ns
             compute_ns = step_ns - (self._waited_ns - self._waited_before_step_ns)
@@ -321,6 +323,7 @@ class SharedHeartbeat(Heartbeat):
 def instrument_collectives(heartbeat: SharedHeartbeat) -> None:
     """Note each collective that this thread, the training's, calls from now on."""
     for name in COLLECTIVE_FUNCTIONS:
+        # Names differ between versions of torch: 2.13 renamed some of them.
         if (function := getattr(dist, name, None)) is not None:
             setattr(dist, name, _instrumented(function, heartbeat))
 
@@ -353,6 +356,7 @@ def _number_of(group: Any) -> int:
     return _NUMBERS_OF[group]
 
 
+# Weak keys: a process group that is still held somewhere aborts the process at its end.
 _NUMBERS_OF: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 

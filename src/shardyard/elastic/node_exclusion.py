@@ -106,6 +106,7 @@ def find_origin(
         None: it began on several at once, as where a switch fails, or the place is unknown.
     """
     if lost:
+        # Peers of a lost node report broken connections, which are no losses of their own.
         groups = {node.group_rank for node in lost}
     elif any(hang.rank is None for hang in hangs):
         return None
@@ -174,9 +175,12 @@ class RestartPolicy:
             return RestartDecision(should_restart=False)
         self.failure_history.add(node)
         _, row = self.failure_history.latest_streak()
+        # The same failure twice on one node does not prove that it also happens on the others. If
+        # the run can spare the node, a third loss decides.
         is_of_node = node is not None and row > 1 and not self.keep_reason(node, remaining)
         why = ""
         if is_of_node and row >= LOSSES:
+            # The remaining nodes get back what the excluded one has used of elastic.max_restarts.
             self.restarts.refund(row - 1)
             why = f"{row} losses in a row within an hour began on it, the last one: {first.cause}"
         is_worth = self.restarts.should_restart(
@@ -239,11 +243,10 @@ def wait_for_end(
     return end
 
 
-# Which verdicts a recipe has a node left out for, and why it stays where that cannot be.
-#
-# `elastic.leave_out_for` names them; none by default. The bounds are those of every node that is
-# left out (`elastic/node_exclusion.py`): `elastic.min_nodes` are left, and one goes within an hour
-# at most. A slow rank's node goes only if the others are quicker without it than with it.
+# ``ExclusionRules`` excludes a node for a verdict that the recipe names in `elastic.leave_out_for`;
+# none by default. The limits of every exclusion apply: `elastic.min_nodes` remain, and at most one
+# node is excluded in an hour. The node of a slow rank is excluded only if the others are faster
+# without it. Otherwise the event gives the reason why the node stays.
 
 SLOW_RANK = "slow_rank"
 _DECISION = "left_out"

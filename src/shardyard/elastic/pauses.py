@@ -147,6 +147,7 @@ class PauseWatch:
         self._own_transitions += new
         if not writes:
             if new:
+                # All so far: a key holds one value, and the reader may have missed the last one.
                 self._messages.publish("stops", [asdict(turn) for turn in self._own_transitions])
             return []
         theirs = [PauseTransition(**told) for told in self._messages.from_others("stops")]

@@ -83,7 +83,7 @@ def _text_of(view: mmap.mmap, head: SlotHeader) -> SlotText | None:
     try:
         return SlotText.from_bytes(view[HEAD_BYTES : HEAD_BYTES + head.text_bytes], head)
     except ValueError:
-        return None  # it is just being written anew
+        return None  # a worker is just rewriting it
 
 
 class SnapshotStore:
@@ -163,10 +163,9 @@ def _age(slot: _Slot) -> tuple[int, int]:
     )
 
 
-# Takes in the snapshots of the node before, and gives out those that this agent holds.
-#
-# A listener of its own, one a generation, on the network of the meeting alone. Who does not know
-# the generation's secret is sent away before it can say anything else.
+# ``SnapshotServer`` receives the snapshots of the preceding node and serves all that this agent
+# holds. Each generation has its own listener, only on the rendezvous network. A client that does
+# not know the generation's secret is disconnected before it can send anything else.
 
 _MOST_LINKS = 64
 """At once; further ones wait until another has ended."""
@@ -225,6 +224,7 @@ class SnapshotServer:
                 link, _ = self._listener.accept()
             except OSError:
                 return
+            # At the limit this waits, and further connections queue in the kernel's backlog.
             self._link_slots.acquire()
             self._links.add(link)
             threading.Thread(
@@ -277,18 +277,19 @@ class SnapshotServer:
         wire.send_slot(link, held.memory, held.head)
 
 
-# Snapshots on a second node: each agent sends those of its ranks to the next one.
+# ``PeerReplication`` keeps a replica of each snapshot on a second node.
 #
-# The nodes of a generation stand in a ring, in the order of their ranks. A thread of the agent
-# reads the agent's own memory and sends each slot that a worker has sealed; workers learn in memory
-# that the neighbour has it (`checkpoint/snapshots/protocol.py`). At each start of a generation all
-# agents tell each other through the store
+# The nodes of a generation form a ring in the order of their ranks, and each agent sends its ranks'
+# snapshots to the next node. A thread reads the agent's own memory and sends each slot that a
+# worker has sealed. Workers see in shared memory when the next node has it
+# (`checkpoint/snapshots/protocol.py`). At each start of a generation all agents
+# publish in the store
 #
-#     shardyard/snapshot-hosts/<g>   its address
-#     shardyard/snapshots/<g>        where it answers, and which snapshots it holds
+#     shardyard/snapshot-hosts/<g>   address of the node
+#     shardyard/snapshots/<g>        address of the server, and the snapshots that it holds
 #
-# so that workers find what a lost node has left with its neighbour. Whoever comes for a snapshot
-# shows that it knows a secret of the generation, which is made of that of the attempt.
+# so that workers find the replicas of a lost node. A client that fetches a snapshot proves that it
+# knows the generation's secret, which is derived from that of the attempt.
 
 _OTHERS_S = 10.0
 """For the other agents of a generation, which all begin it at the same time."""
@@ -388,6 +389,7 @@ class PeerReplication:
         """
         ranks, me = self.snapshots.local_ranks, position.group_rank
         before, after = ((me + way) % position.num_nodes for way in (-1, 1))
+        # Addresses first: the server must listen on the one of its addresses that the others reach.
         mine = {"host": address_towards(*position.store)}
         hosts = _exchange(messages, "snapshot-hosts", me, mine)
         host = reachable_address(mine["host"], [each["host"] for each in hosts.values()])
@@ -460,6 +462,7 @@ class Sender:
                     self._report(f"the next node does not take them: {error}")
             finally:
                 self._link = None
+                # Workers wait for a replica only while this is set; without a peer none comes.
                 self._sent.set_has_peer(False)
             # a node that is lost ends the generation before the second try
             self._is_over.wait(_SOON_S if self._failures == 1 else _AGAIN_S)

@@ -35,20 +35,21 @@ class ProcessState:
 def process_state(pid: int) -> ProcessState | None:
     """None: it has ended, or the system has no /proc."""
     try:
+        # Of the main thread: /proc/PID/stat adds up the processor time of all threads.
         content = Path(f"/proc/{pid}/task/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     letter, *fields = content.rpartition(")")[2].split()  # a name may hold spaces and brackets
     if letter in "ZX":
         return None
+    # Fields 14 and 15 of proc(5): user and system time in clock ticks. Field 4 is the first here.
     return ProcessState(letter, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"))
 
 
-# Where every thread of a worker is: dumped into its log by a signal, even while it hangs.
+# A signal makes a worker dump the stacks of all its threads into its log, even while it hangs.
 #
 # The interpreter's faulthandler answers the signal below Python, so neither a held GIL nor a call
-# that does not return is in its way. A process that is stopped, or waits for storage, hears
-# nothing.
+# that does not return is in its way. A process that is stopped or waits for storage gets no signal.
 
 _SIGNAL = signal.SIGUSR2
 """SIGUSR1 is what schedulers and users' code have taken."""
@@ -95,6 +96,7 @@ def dump_stacks(logs: Mapping[int, Path], *, header: str) -> dict[int, list[Fram
     def all_responded() -> bool:
         for pid in logs.keys() - stacks.keys():
             text = _read_from(logs[pid], begins[pid])
+            # Without a final newline, the dump is still being written.
             if (stack := main_stack(text)) and text.endswith("\n"):
                 stacks[pid] = stack
         return stacks.keys() == logs.keys()

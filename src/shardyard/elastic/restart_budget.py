@@ -28,8 +28,10 @@ In others, its process was stopped, or its storage or processor failed it from o
 """
 _AT_STEP = ("worker_lost", "checkpoint_loaded", "snapshot_restored", "checkpoint_durable")
 """Kinds of events whose ``step`` the run had finished."""
+# In JSON quotes, so that events.jsonl is searched for them without parsing each line.
 _GOES_ON = ('"checkpoint_loaded"', '"snapshot_restored"')
 _LONGEST_PAUSE_S = 30.0
+# Addresses, ports and process ids differ between two failures of the same cause.
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 

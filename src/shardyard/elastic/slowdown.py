@@ -10,11 +10,9 @@ from shardyard.elastic.heartbeat import AgentMemory, StepRecord, read_steps
 from shardyard.elastic.pauses import PauseWatch
 from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, Slowness, StragglerDetector
 
-# Has the ranks of a run judged by what they note of their steps, while it runs.
-#
-# Each agent makes blocks of its own ranks' steps and publishes the newest every few seconds; the
-# one that writes events gathers those of all and has each block judged once
-# (`telemetry/health/ranks.py`).
+# The ranks of a run are judged by their heartbeats while it runs. Each agent cuts its own ranks'
+# steps into blocks and publishes the newest every few seconds. The agent that writes events gathers
+# the blocks of all nodes and has each one judged once (`telemetry/health/ranks.py`).
 
 _LOOK_EVERY_S = 2.0
 _TOLD_S = 6.0
@@ -120,7 +118,7 @@ class StragglerWatch:
         self.latest_steps[local_rank] = step.step
         begun = self._steps[local_rank]
         if begun and _block(begun[0]) != _block(step):
-            if len(begun) == BLOCK_STEPS:  # a start cuts one, and a late look may miss steps
+            if len(begun) == BLOCK_STEPS:  # a start cuts a block, and a late probe may miss steps
                 block = block_of(begun, rank=self._ranks[local_rank], node=self._node)
                 self._blocks.setdefault(block.block, (time.monotonic(), []))[1].append(block)
             begun.clear()
@@ -133,11 +131,13 @@ class StragglerWatch:
         self._blocks = {
             number: (at_s, blocks)
             for number, (at_s, blocks) in self._blocks.items()
+            # Blocks of long steps are further apart than 6 s, so the newest two always stay.
             if at_s >= old_s or number >= newest - 1
         }
         whole = {n: b for n, (_, b) in self._blocks.items() if len(b) == len(self._ranks)}
         stride = 1
         while sum(number % stride == 0 for number in whole) > _MOST_TOLD:
+            # Powers of two: nodes that thin their blocks differently still publish common ones.
             stride *= 2
         return [block for n in sorted(whole) if n % stride == 0 for block in whole[n]]
 

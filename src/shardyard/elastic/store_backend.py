@@ -54,7 +54,7 @@ class StoreBackend(RendezvousBackend):
         return (*self._read(written if is_ours else self._text()), is_ours)
 
     def _text(self) -> bytes:
-        # Not get(), which waits where somebody has removed the key.
+        # Not get(), which would wait for a key that another program has removed.
         return self._swap("", _NOTHING)
 
     def _swap(self, expected: Any, written: str | bytes) -> bytes:
@@ -64,9 +64,11 @@ class StoreBackend(RendezvousBackend):
             raise RendezvousConnectionError("the store of the agents does not answer") from error
 
     def _read(self, text: bytes) -> tuple[bytes, Token]:
+        # Empty is normal only before the first state; later another program has emptied it.
         if text != _NOTHING.encode() or self._number:
             try:
                 content = parse_json(self._seal.opened(self._key, text))
+                # A validly sealed but older state is a replay.
                 if content["number"] < self._number:
                     raise UntrustedValueError(self._key)
                 self._latest = from_json(json.dumps(content["state"]).encode())

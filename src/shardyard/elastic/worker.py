@@ -63,14 +63,18 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
     rank = int(os.environ["RANK"])
     failure = _FailureFile(failure_path(run, attempt, rank), rank=rank, generation=generation)
     try:
+        # After the failure file has its room: on a full disk the log may not open.
         _redirect_output(run.log(attempt, rank))
-        dump_on_signal()  # before the first note: who notes is asked
+        # Before the first heartbeat: from then on the agent may send SIGUSR2, which would end a
+        # process without a handler.
+        dump_on_signal()
         own_heartbeat()
         drain_requested = _listen_for_drain()
         _join_process_group(run, attempt, generation)
         with translate_semaphore_errors():
             outcome = body(run, attempt, generation, drain_requested)
-        gc.collect()  # what still holds the process group aborts the process at its end
+        # A model that still holds the process group aborts the process at its end.
+        gc.collect()
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the outermost line of a process
         failure.end_process(_with_full_disk_named(error, run.log(attempt, rank)))
@@ -135,6 +139,7 @@ class _FailureFile:
         }
         with suppress(OSError):
             data = last_words(content).ljust(_FAILURE_FILE_BYTES)
+            # Not truncated: a full disk allows an overwrite, but has no new blocks.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             os.pwrite(descriptor, data, 0)
         with suppress(OSError):  # the log has no room of its own on a full disk
@@ -186,6 +191,7 @@ def _redirect_output(log: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    # Line-buffered: the last lines of a killed rank are in its log.
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
 
@@ -199,7 +205,8 @@ def _listen_for_drain() -> Callable[[], bool]:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to understand
     signal.signal(signal.SIGTERM, request)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # held back by the fork server
+    # The fork server blocks it. Unblocked after the handler is set: a pending one would kill.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     return lambda: requested
 
 
@@ -207,6 +214,7 @@ def take_device(recipe: Recipe) -> torch.device:
     """Make the device of this process's local rank its own, or its share of the cores."""
     kind = recipe.cluster.device
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        # torch uses all cores in each process; the node's ranks would compete for them.
         processes = int(os.environ["LOCAL_WORLD_SIZE"])
         torch.set_num_threads(max(1, usable_cores() // processes))
     return select_device(kind, int(os.environ["LOCAL_RANK"]))
@@ -215,6 +223,7 @@ def take_device(recipe: Recipe) -> torch.device:
 def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
     recipe = read_resolved(run.resolved(attempt)).recipe
     device = take_device(recipe)
+    # Before any collective: torch unpickles the objects that peers send.
     seal_objects(Seal(run_secret(run, attempt)))
     store = worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation)
     with translate_set_up_errors(os.environ):
@@ -224,5 +233,6 @@ def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=recipe.elastic.collective_timeout_s),
+            # With a device, NCCL's communicator is made now, so its errors belong to the set-up.
             device_id=None if device.type == "cpu" else device,
         )

@@ -182,6 +182,7 @@ def build_rendezvous(
     """
     host, port = _endpoint(config)
     if is_loopback(host):
+        # Without a loopback interface torch's store retries for 150 s and prints nothing.
         check_loopback()
     have_a_store_each()
     if store is None and config.serves:
@@ -199,8 +200,10 @@ def build_rendezvous(
         clock,
         config.min_nodes,
         config.max_nodes,
+        # torch would take socket.getfqdn(), which other nodes may not resolve.
         local_addr=host if config.serves else address_towards(host, port),
         timeout=RendezvousTimeout(
+            # A node that comes just after a resize waits for the whole next interval.
             join=timedelta(seconds=config.restart_timeout_s + config.join_interval_s),
             last_call=LAST_CALL_TIMEOUT,
         ),
@@ -208,7 +211,9 @@ def build_rendezvous(
         keep_alive_max_attempt=_BEATS,
     )
     handler.local_clock, handler.seal, handler.config = clock, config.seal, config
-    me = weakref.proxy(handler)  # it and its store end when nobody holds it any more
+    # A strong reference would be a cycle, in which handler and store outlive their last user.
+    me = weakref.proxy(handler)
+    # Each round has its own keys, because old ones hold the addresses of dead peers.
     torch_private.set_store_factory(
         handler, lambda: SealedStore(store, f"shardyard/round/{me.round}", config.seal)
     )
@@ -284,6 +289,7 @@ def serve_store(host: str, port: int) -> TCPStore:
         ) from error
     address, port = listener.getsockname()[:2]
     own = _LOOPBACK if address in ("::", "0.0.0.0") else address
+    # torch's own listener would be open on all interfaces, so the store gets this one.
     return TCPStore(
         own, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
@@ -293,6 +299,7 @@ def connect_store(host: str, port: int, *, within: timedelta = _OPERATION) -> TC
     """A connection to the store that another agent serves."""
     try:
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=within)
+        # The constructor's timeout is for the connection; later questions may wait longer.
         store.set_timeout(_OPERATION)
         return store
     except DistError as error:
@@ -311,6 +318,7 @@ def sever(port: int) -> None:
     """
     for entry in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # no socket, or closed by now
+            # A duplicate shares the connection; torch's own descriptor stays open.
             descriptor = os.dup(int(entry.name))
             try:
                 _shut(descriptor, port)

@@ -86,8 +86,9 @@ class Presence:
         self._name = ""
         self._lease = 0
         self._nodes = f"{root}/nodes/"
-        # Known to all: whoever comes first makes it, and all of them keep it.
+        # Every node computes the same id: the first one grants the lease, and all keep it.
         digest = hashlib.sha256(root.encode()).digest()
+        # Ids of leases are signed 64-bit numbers, and 0 asks etcd for any free one.
         self.rendezvous_lease = int.from_bytes(digest[:8]) >> 1 or 1
         """Lease of the data that all nodes write together: the data expires with it."""
         self.is_reachable = True
@@ -121,6 +122,7 @@ class Presence:
             self._etcd.end_lease(self._lease)
 
     def _keep(self) -> None:
+        # One renewal may fail, and the next still comes before the lease ends.
         while not self._is_over.wait(self._ttl_s / 3):
             try:
                 is_kept = self._etcd.keep_lease(self._lease)
@@ -184,6 +186,7 @@ class EtcdBackend(RendezvousBackend):
             return self._etcd.transact(
                 [
                     put(self._key, written, lease=self.presence.rendezvous_lease),
+                    # In one transaction: if this node's lease has ended, etcd writes nothing.
                     self.presence.sign(),
                     *self._read(),
                 ],
@@ -196,6 +199,7 @@ class EtcdBackend(RendezvousBackend):
         except LeaseEndedError:  # etcd forgot us, or all it knew
             self.patiently(self.presence.renew)
             is_ours, found = self.patiently(swap)
+        # A swap that succeeded answers its two writes first, then the two reads.
         now = self._decoded(found[-2:])
         return None if now is None else (*now, is_ours)
 
@@ -282,6 +286,7 @@ class EtcdRendezvous(Rendezvous):
     def forget(self, group_ranks: Collection[int], *, round: int) -> None:
         """Have nodes of a round that is over count as gone at once, not when their lease ends."""
         gone = [name for name, rank in self._ranks.items() if rank in group_ranks]
+        # The known ranks are of the newest round; in another one they are other nodes.
         if round != self.round or not gone:
             return
         try:
@@ -309,6 +314,7 @@ class EtcdRendezvous(Rendezvous):
             return True
         is_closed = super().shutdown()
         with suppress(EtcdSilentError):
+            # This order: the data is removed only if no node is left.
             self._shared.presence.end()
             tidy_up(self._etcd, self._root)
         return is_closed
@@ -348,7 +354,7 @@ class EtcdRendezvous(Rendezvous):
         return SealedStore(store, "shardyard/round", self._shared.seal)
 
     def _serve(self, key: str) -> TCPStore:
-        # The one before is let go of here: all that live have left its meeting.
+        # This drops the previous store: all live nodes have left its rendezvous.
         self._served = serve_store(self._address, 0)
         self._store_address = (self._address, self._served.port)
         where = self._shared.seal.sealed(key, json.dumps(self._store_address).encode())
@@ -389,7 +395,7 @@ def etcd_rendezvous(config: RendezvousConfig, etcd_endpoint: EtcdEndpoint) -> Et
     clock = LocalClockBackend(backend, last_call=LAST_CALL_TIMEOUT)
     handler: EtcdRendezvous = EtcdRendezvous.from_backend(
         config.id,
-        HashStore(),  # never asked: each meeting has its own
+        HashStore(),  # never used: each round has its own
         clock,
         config.min_nodes,
         config.max_nodes,
@@ -429,6 +435,7 @@ def _wait_for_closed_rendezvous(
         tidy_up(etcd, root)
         return not backend.is_closed()
 
+    # Agents that were killed count as alive until their leases end, keep_alive_s later.
     if not wait_for(is_open, within_s=2.0 * config.keep_alive_s, every_s=_POLL_S):
         raise LostNodeError(
             f"the agents of {config.id} in {etcd} are ending, and this node came too late to join "

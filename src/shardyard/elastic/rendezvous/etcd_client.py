@@ -130,6 +130,7 @@ class Etcd:
     def keep_lease(self, lease: int) -> bool:
         """Whether it was still there, and now lasts for its whole time again."""
         answer = self.call("/v3/lease/keepalive", {"ID": lease})
+        # etcd omits zeros: the answer for a lease that has ended has no TTL.
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     def end_lease(self, lease: int) -> None:
@@ -154,6 +155,7 @@ class Etcd:
                 return self._ask(server, path, request)
             except _Silent as error:
                 silent.append(f"{server[0]}:{server[1]}: {error}")
+                # Later calls begin with a server that answered, and do not wait for this one.
                 self._servers.rotate(-1)
         raise EtcdSilentError(f"{self} does not answer ({'; '.join(silent)})")
 
@@ -165,6 +167,8 @@ class Etcd:
         try:
             return self._post(server, path, request, token=self._token or self._log_in(server))
         except _ErrorResponse as error:
+            # After a change of users or roles, etcd rejects older tokens with this text and the
+            # code of a wrong password.
             is_stale = error.code == _UNAUTHENTICATED or "revision of auth store" in str(error)
             if not is_stale or is_new:
                 raise self._explained(path, error) from error
@@ -189,7 +193,7 @@ class Etcd:
         if token is not None:
             headers["Authorization"] = token
         status, body = self._exchange(server, "POST", path, json.dumps(request).encode(), headers)
-        # A stream of answers is one a line; we ask for one.
+        # A lease is kept by a stream, which answers with one JSON object a line; one was asked for.
         try:
             answer = parse_json(body.splitlines()[0])
         except (ValueError, IndexError):
@@ -310,6 +314,7 @@ def is_empty(prefix: str) -> Operation:
 
 
 def _range(prefix: str) -> dict[str, str]:
+    # etcd's range_end is exclusive, so it is the first key after all that have the prefix.
     last = prefix.encode()
     return {"key": _b64(prefix), "range_end": _b64(last[:-1] + bytes([last[-1] + 1]))}
 

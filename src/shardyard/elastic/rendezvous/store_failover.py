@@ -74,6 +74,7 @@ class StoreFailover:
         began_s = time.monotonic()
         while time.monotonic() - began_s < _WITHIN_S and not (is_over() or self.has_ended()):
             is_my_turn = time.monotonic() - began_s >= turn * _TURN_S
+            # Follows first: another node may have announced its store by now.
             if store := self._follow() or (self._serve() if is_my_turn else None):
                 return store
             time.sleep(_POLL_S)
@@ -111,6 +112,7 @@ class StoreFailover:
 
     def _follow(self) -> TCPStore | None:
         place = read_store_location(self.run, self.attempt)
+        # The same number of moves names the store that was lost.
         if place is None or place.moves <= self.location.moves:
             return None
         self.location = place
@@ -126,6 +128,7 @@ class StoreFailover:
             return None
         address = self.own_host or address_towards(*parse_endpoint(self.location.endpoint))
         store = serve_store(address, 0)
+        # Announced once it listens: the others give up a connection after 10 s.
         self._write(endpoint_of(address, store.port))
         return store
 
