@@ -149,6 +149,7 @@ def attend(
     scores = softcap * torch.tanh(scores * (scale / softcap))
     if mask is not None:
         scores = scores.masked_fill(~(mask if mask.dim() == 2 else mask[:, None]), -torch.inf)
+    # The softmax is fp32 and its result not, as in transformers' own capped attention.
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(v_BKLE.dtype)
     return (weights @ v_BKLE[:, :, None]).flatten(1, 2)
 
@@ -234,6 +235,7 @@ def document_starts(positions_BL: Tensor, max_documents: int | None = None) -> T
         (B, S), int32.
     """
     is_start_BL = positions_BL == 0
+    # A document may continue from the sample before, and lengths must cover each token.
     is_start_BL[:, 0] = True
     if max_documents is None:
         max_documents = most_documents(positions_BL)

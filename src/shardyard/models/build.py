@@ -73,6 +73,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, storage_dtype: torch.dt
     names: dict[nn.Parameter, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(param, []).append(name)
+    # A tied parameter has several names, and a pattern may match any of them.
     found = frozen_pattern_errors(
         patterns, {all_names[0]: all_names for all_names in names.values()}
     )
@@ -198,10 +199,9 @@ def _std_of(family: Family, blocks: int) -> Callable[[str], float]:
     return lambda name: smaller if name.endswith(ends) else family.initial_std
 
 
-# A part of a model: the modules of one pipeline stage, under the names they have in the whole.
-#
-# Names decide initial weights, dropout and checkpoints, so a block keeps its number wherever it is.
-# A head that is the table of tokens brings the table with it, so that the last stage has it too.
+# A pipeline stage keeps the modules that it computes under their names in the whole model. Names
+# decide initial weights, dropout and checkpoints, so a block keeps its number on each stage. A tied
+# head needs the embedding, so the last stage has it too.
 
 
 def keep_blocks(

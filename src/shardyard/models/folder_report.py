@@ -77,7 +77,7 @@ def main(folder: Path, kind: str) -> list[str]:
             local_files_only=True, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except (ValueError, OSError, ImportError, KeyError):
-        return []  # said in its own words where it is opened
+        return []  # reported where it is opened
     return loading_errors(folder, told, head=HEAD if of_images else None)
 
 

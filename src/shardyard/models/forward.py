@@ -108,6 +108,7 @@ class ForwardPass:
             return x
         of_pairs_B2 = self._pair_logits(x)
         if predicted_1N is not None:
+            # A masked model predicts few of its tokens: norm and head compute only those.
             x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         x = x if self._norm is None else self._norm(x)
         if of_pairs_B2 is None:

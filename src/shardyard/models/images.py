@@ -114,6 +114,7 @@ def load_network(
         raise RequestError("\n".join(wrong))
     state = theirs.state_dict()
     heads = [name for name in state if name.startswith(f"{_HEAD}.")]
+    # Without a mapping of classes, equal sizes do not mean equal classes: drop the folder's head.
     if rows is None:
         lacking |= set(heads)
     elif not lacking:
@@ -162,7 +163,7 @@ def _truncated_normal(key: int, counter: Tensor) -> Tensor:
     return torch.erfinv(uniform(key, counter) * within) * math.sqrt(2.0)
 
 
-# --- what is dropped ------------------------------------------------------------------------------
+# --- dropout and stochastic depth -----------------------------------------------------------------
 
 
 class _Drop:

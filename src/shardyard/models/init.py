@@ -43,7 +43,7 @@ def fill_random(
     for module_name, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
             full_name = f"{module_name}.{name}" if module_name else name
-            if param in filled:  # tied: a pipeline stage may have it under its first name alone
+            if param in filled:  # tied: a pipeline stage may only have its first name
                 continue
             is_left_out = only is not None and full_name not in only
             if is_adapter(full_name) or param.is_meta or is_left_out:

@@ -58,6 +58,7 @@ def add_adapters(model: nn.Module, shape: ModelShape, lora: Lora) -> None:
             target = model.get_submodule(name)
             assert isinstance(target, nn.Linear), name
             with torch.device(target.weight.device):
+                # Trained in fp32, although the frozen target may be in a 16-bit format.
                 down = nn.Linear(target.in_features, lora.rank, bias=False, dtype=torch.float32)
                 up = nn.Linear(lora.rank, target.out_features, bias=False, dtype=torch.float32)
             target.add_module(A, down)

@@ -22,11 +22,11 @@ from shardyard.models.grad_scale import LossScale
 from shardyard.models.random import SampleKeys
 from shardyard.rundir.metric_keys import ROUTER_KEYS
 
-# One matrix product for each expert over rows that are sorted by expert.
+# ``grouped_product`` multiplies rows that are sorted by expert, each by its expert's matrix.
 #
-# Operators of our own around torch's grouped product: it refuses, in torch 2.13, matrices whose
-# rows are no multiple of 16 bytes, empty ones, and fake ones unless they are bf16. Those few go
-# expert by expert here, and nobody else needs to know.
+# It wraps torch's grouped product in operators of this package. In torch 2.13 that rejects matrices
+# whose rows are no multiple of 16 bytes, empty ones, and fake ones unless they are bf16. These
+# operators then multiply expert by expert, so callers need not distinguish the cases.
 #
 # Shape suffixes: N = rows, E = experts, I = width in, O = width out.
 
@@ -103,19 +103,19 @@ def _pieces(x: Tensor, ends_E: Tensor) -> tuple[Tensor, ...]:
     return x.tensor_split(ends_E[:-1].tolist())
 
 
-# Losses that keep a router balanced and its logits small, and how balanced it is.
+# ``RouterLoss`` keeps a router balanced and its logits small, and ``RouterTotals`` measures it.
 #
-# Load balance, for each block and sample: E x sum over experts of (its share of the visits) x (its
-# mean probability); 1 when all are visited alike (Fedus et al. 2021, arXiv:2101.03961, section 2.2;
-# sample by sample as in DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Over one sample it depends
-# on nothing but the sample; over a micro-batch it would depend on who else is in it. Router z-loss,
-# for each block and token: the squared log-sum-exp of the logits (Zoph et al. 2022,
+# The load-balance loss of a block and sample is E x sum over experts of (its share of the visits) x
+# (its mean probability); it is 1 when all are visited alike (Fedus et al. 2021, arXiv:2101.03961,
+# section 2.2; sample by sample as in DeepSeek-V3, arXiv:2412.19437, section 2.1.2). For each sample
+# it depends only on that sample; for each micro-batch it would depend on the other samples in it.
+# The router z-loss of a block and token is the squared log-sum-exp of the logits (Zoph et al. 2022,
 # arXiv:2202.08906, section 3.1).
 #
-# Both count all tokens of a sample, whether they are learnt or not, and no padding. Of a step they
-# are means over its tokens: a sample's balance loss counts as often as it has tokens. Their
-# gradients enter where they arise. The training loss stays what it is: a sum over predicted tokens,
-# by whose number all gradients are divided at last; ``RouterWeight`` makes up for that.
+# Both count all tokens of a sample, whether they are predicted or not, and no padding. For a step
+# they are means over its tokens, so a sample's balance loss counts once for each of its tokens.
+# Their gradients enter at the block's output. The training loss stays a sum over predicted tokens,
+# by whose number the step divides all gradients; ``RouterWeight`` makes up for that.
 #
 # Shape suffixes: B = samples, L = tokens of a sample on this rank, D = width, E = experts,
 # K = experts that a token visits.
@@ -321,11 +321,13 @@ class SparseMLP(nn.Module):
     def forward(self, x_BLD: Tensor) -> Tensor:
         """The sum of the visited experts' outputs, weighted by the router; (B, L, D)."""
         logits_BLE = self.router(x_BLD)
+        # In fp32, as transformers does: rounded probabilities could choose other experts.
         probability_BLE = torch.softmax(logits_BLE.float(), dim=-1)
         weight_BLK, expert_BLK = torch.topk(probability_BLE, self._experts_per_token, dim=-1)
         weight_BLK = (weight_BLK / weight_BLK.sum(dim=-1, keepdim=True)).to(x_BLD.dtype)
 
         visit_N = expert_BLK.flatten()
+        # Stable: equal keys keep their order, so that sums over an expert's rows repeat exactly.
         order_N = torch.argsort(visit_N, stable=True)
         place_N = inverse(order_N)
         counts_E = count(visit_N, logits_BLE.shape[-1])

@@ -72,9 +72,8 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-# Dropout whose mask depends on (seed, sample, place in the model, element) and nothing else.
-#
-# So the same sample is masked alike whatever rank, micro-batch or recomputation it passes through.
+# Dropout masks depend only on (seed, sample, place in the model, element). The same sample
+# therefore has the same mask on every rank, in every micro-batch and when it is recomputed.
 #
 # Shape suffixes: B = samples of a micro-batch, L = tokens of a sample, D = width of the model.
 
