@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# torch 2.13 has renamed them and warns at every use of the older name
+# torch 2.13 renamed these functions and warns at every use of an older name.
 _HAS_NEW_NAMES = hasattr(dist, "all_gather_single")
 _ALL_GATHER_INTO = "all_gather_single" if _HAS_NEW_NAMES else "all_gather_into_tensor"
 _REDUCE_SCATTER_INTO = "reduce_scatter_single" if _HAS_NEW_NAMES else "reduce_scatter_tensor"

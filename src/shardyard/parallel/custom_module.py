@@ -19,20 +19,20 @@ from shardyard.parallel.collectives import gather, sum_over
 from shardyard.parallel.matmul import is_plain
 from shardyard.parallel.tensor import Split, compute_on_shares, make_vocab_parallel, sum_after
 
-# Tensor parallelism of any module by a plan: which of its matrices are split, and how.
+# A plan names the matrices of any module that tensor parallelism splits, and how it splits them.
 #
 # =============  =================================  ================================================
-# word           of                                 what happens
+# word           module                             effect
 # =============  =================================  ================================================
-# columns        nn.Linear                          each rank makes a run of the outputs
-# rows           nn.Linear                          each takes a run of the inputs; sums are added
-# up vocabulary     nn.Embedding; nn.Linear (a head)   rows of a table; outputs, gathered again
+# columns        nn.Linear                          each rank computes a run of the outputs
+# rows           nn.Linear                          each rank takes a run of the inputs; sums added
+# vocabulary     nn.Embedding; nn.Linear (a head)   rows of a table; a head's outputs are gathered
 # =============  =================================  ================================================
 #
-# Between columns and rows lies what works on each output alone: heads, or the inner width of an
-# MLP. Everything else is computed by every rank alike, as one process would. Each rank's loss
-# counts as its part of the whole (loss / ranks), so the gradients of parameters that all ranks hold
-# are partial sums wherever they stand, and ``rows`` adds up gradients as it adds up outputs.
+# Operations between columns and rows must treat each output by itself: heads, or the inner width of
+# an MLP. Every rank computes everything else alike, as one process would. Each rank's loss counts
+# as its part of the whole (loss / ranks). The gradients of parameters that all ranks hold are
+# therefore partial sums everywhere, and ``rows`` adds up gradients as it adds up outputs.
 
 WORDS = ("columns", "rows", "vocabulary")
 

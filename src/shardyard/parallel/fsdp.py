@@ -19,20 +19,20 @@ from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.step_counters import Watcher
 from shardyard.parallel.uneven_gradients import uneven_gradients_of
 
-# Data parallelism: ZeRO 1-3 and hybrid by FSDP2's ``fully_shard``; replicas alone without it.
+# FSDP2's ``fully_shard`` implements data parallelism: ZeRO 1 to 3 and hybrid, or only replicas.
 #
-# What the zero levels mean for a step of several micro-batches:
+# A step with gradient accumulation over n micro-batches differs by ZeRO level:
 #
 # ====  ===========================  ==============================  ============================
 # zero  parameters                   gradients                       collectives of a step
 # ====  ===========================  ==============================  ============================
 # 1     whole from first to last     whole, reduced after the last   1 gather, 1 reduction
-# 2     whole from first to last     sharded after every one         1 gather, n reductions
-# 3     gathered block by block      sharded after every one         2n gathers, n reductions
+# 2     whole from first to last     sharded after each              1 gather, n reductions
+# 3     gathered block by block      sharded after each              2n gathers, n reductions
 # ====  ===========================  ==============================  ============================
 #
-# Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates.
-# Where nothing is split and all is fp32, ``parallel/ddp.py`` takes its place, at any level.
+# All levels keep parameters sharded between optimizer steps. A mesh with dp_shard 1 replicates
+# them. Where nothing is split and all is fp32, ``parallel/ddp.py`` takes over at any level.
 # Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 
 Placement = Callable[[nn.Parameter], Any]

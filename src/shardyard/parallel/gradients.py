@@ -102,14 +102,14 @@ def placed_like(param: Tensor, value: Tensor) -> Tensor:
     )
 
 
-# Norms of whole parameters, from what each rank holds of them, in one all-reduce.
+# ``ParamNorms`` computes norms of whole parameters from the ranks' parts, in one all-reduce.
 #
-# A parameter may be split over dp_shard, cp, tp and ep, copied over dp_replicate, held by one stage
-# of a pipeline or by two. All ranks fill rows of numbers with a place for each matrix or vector of
-# the model, so that one sum over the world serves all of them. What a rank has no part of stays 0.
+# A parameter may be split over dp_shard, cp, tp and ep, replicated over dp_replicate, and held by
+# one pipeline stage or by two. Every rank fills rows of numbers with a place for each matrix or
+# vector of the model, so that one sum over the world serves all of them. A place stays 0 on a rank
+# that holds no part.
 #
-# The experts of a block are one parameter (E, ...), and as many matrices: each has a norm of its
-# own.
+# The experts of a block are one parameter (E, ...) but E matrices, each with its own norm.
 
 
 class ParamNorms:

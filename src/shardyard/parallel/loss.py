@@ -152,16 +152,16 @@ def _gradient(saved: _SavedForBackward, weight_N: Tensor) -> Tensor:
     return grad_Nv
 
 
-# A head and its losses in chunks of tokens, so that the logits of all tokens never exist.
+# A head and its losses are computed in chunks of tokens: the logits of all tokens never exist.
 #
-# A chunk's logits become their gradient at once, in the forward pass, and that becomes the chunk's
-# gradient of the hidden state and a summand of the head's: nothing is computed twice. What waits
-# for the backward pass is as large as the hidden state and the head, however many tokens there are.
-# It is the idea of Liger's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989, section
-# 3.2). The head's gradient is summed over chunks in fp32: in bf16 each chunk would round it once
-# more.
+# The forward pass turns a chunk's logits into their gradient at once. From that it computes the
+# chunk's gradient of the hidden state and adds to the head's gradient, so nothing is computed
+# twice. The backward pass needs memory of the size of the hidden state and the head, for any number
+# of tokens. The idea is that of Liger's fused linear cross-entropy (Hsu et al. 2024,
+# arXiv:2410.10989, section 3.2). The head's gradient is summed over chunks in fp32, because bf16
+# would round it once more for each chunk.
 #
-# Shape suffixes: N = tokens, C = those of a chunk, D = width, v = this rank's part of the
+# Shape suffixes: N = tokens, C = tokens of a chunk, D = width, v = this rank's part of the
 # vocabulary.
 
 

@@ -289,7 +289,7 @@ class _Rows(torch.autograd.Function):
         return None, None, None, None
 
 
-# Number formats of a sharded model: fp32 master weights, a compute and a reduction format.
+# A sharded model has fp32 master weights, a compute format and a reduction format.
 
 DTYPES = {
     "fp32": torch.float32,
@@ -310,17 +310,17 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     )
 
 
-# One rank without sharding: fp32 weights, and a copy of each matrix in the format that computes.
+# One rank without sharding keeps fp32 weights, and a copy of each matrix in the compute format.
 #
 # ``fully_shard`` over one rank casts every weight before a step, adds every gradient of a
-# micro-batch to its fp32 sum, and copies that once more. Here parameters stay the fp32 weights,
-# under their names; matrices multiply by a copy that is made when weights have changed; and the
-# product that makes a weight's gradient adds it to the fp32 sum itself. So nothing as large as a
-# matrix is moved outside of products. What has one dimension (norms, biases) is cast whenever it is
-# used.
+# micro-batch to its fp32 sum, and copies that sum once more. Here parameters remain the fp32
+# weights under their names. Matrices multiply by a copy, which is renewed when the weights have
+# changed. The product that computes a weight's gradient adds it to the fp32 sum directly. So
+# nothing of the size of a matrix is moved outside of products. Parameters with one dimension
+# (norms, biases) are cast at each use.
 #
-# A matrix that multiplies in fp8 is kept as both of its products read it, one byte a number each:
-# as much as a copy in bf16. It is cast once a step, not once a micro-batch.
+# A matrix that multiplies in fp8 is kept in both forms that its products read, one byte for each
+# number: as much as one copy in bf16. It is cast once a step, not once a micro-batch.
 #
 # Shape suffixes: N = tokens, I and O = features in and out, D = width.
 

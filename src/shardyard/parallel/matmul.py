@@ -92,15 +92,15 @@ def reject_wrapped(model: nn.Module, family: Family, *, blocks_only: bool) -> No
         )
 
 
-# Matrix products of blocks in fp8, by torchao: twice the peak rate of bf16 on devices that can.
+# torchao multiplies the matrices of blocks in fp8, at twice the peak rate of bf16 where supported.
 #
 # Only products are fp8. Master weights, gathered parameters, activations and gradients keep their
-# formats; each factor is scaled and cast just before it is multiplied, but for the weights of one
-# rank, which keeps them cast for a step (``low_precision.py``). So parameters, their names and
-# their places are those of a bf16 run, and so are checkpoints and exports.
+# formats. Each factor is scaled and cast just before the product, except for the weights of one
+# rank, which stay cast for a step (``low_precision.py``). Parameters, their names and their places
+# are therefore those of a bf16 run, and so are checkpoints and exports.
 #
-# Embedding, head and routers stay as they are: few FLOP, or much harm. Experts too: their grouped
-# products have no fp8 here.
+# Embedding, head and routers keep their format: they have few FLOP, or fp8 would harm them much.
+# The experts' grouped products have no fp8 here.
 
 _gradients = _float8_matmul.backward  # as a function, which a compiler reads
 

@@ -293,11 +293,11 @@ class _Group:
         return sum_S[param_range.start : param_range.start + param_range.own]
 
 
-# Sums of fp64 numbers that come out the same in any order.
+# Sums of fp64 numbers come out the same in any order.
 #
-# Each number becomes whole multiples of fixed powers of two, 31 bits each, and these are added up
-# as 64-bit integers: integer sums have no order. From 2^62 down to 2^-93 nothing of a number is
-# lost; what is smaller is cut off it before it is added, wherever that happens. Up to 2^31 summands
+# Each number becomes whole multiples of fixed powers of two, 31 bits each. These are added up as
+# 64-bit integers, whose sums do not depend on the order. Bits of a number from 2^62 down to 2^-93
+# are exact; smaller ones are cut off before the addition, on every rank alike. Up to 2^31 summands
 # fit.
 
 _UNITS = tuple(2.0**exponent for exponent in (31, 0, -31, -62, -93))
