@@ -111,6 +111,7 @@ class BlockTimes:
         self.formats = formats
         self.techniques = techniques
         self.trained = trained
+        # fp8 is a format of the linear products only: attention and the head run at the bf16 rate.
         self._is_fp8 = formats.compute == "fp8"
         self.rates: Rates = rates(
             cluster.accelerator, "bf16" if self._is_fp8 else formats.compute, calibration
@@ -123,7 +124,7 @@ class BlockTimes:
 
     def block(self, layout: Layout, micro_batch: int) -> tuple[Pass, Pass]:
         """Forward and backward of one block; where some are frozen, on average."""
-        # of a pipeline those of the last stage, which does most: what is frozen is below
+        # What is frozen comes first, so the last stage of a pipeline does most and sets the pace.
         pp = 1 if self.trained is None else layout.pp
         key = (layout.tp, layout.cp, layout.ep, micro_batch, pp)
         found = self._blocks.get(key)
@@ -177,6 +178,7 @@ class BlockTimes:
         tokens = micro_batch * self.seq_len // cp
         products = self._products(tp, tokens) + self._expert_products(tp, ep, tokens)
         forward_s = sum(self._linear.matmul_s(*product) for product in products)
+        # Each gradient is a product of a shape of its own, so tiles and alignment count anew.
         backward_s = sum(
             shares.inputs * self._linear.matmul_s(rows, depth, columns, count)
             + shares.matrices * self._linear.matmul_s(depth, columns, rows, count)
@@ -191,6 +193,7 @@ class BlockTimes:
         tensor_s, context_s, expert_s = self._network(
             tp, cp, ep, tokens, forward_s=forward_s, attention_s=attention_f
         )
+        # tp adds four collectives a pass: a gather and a scatter around attention and the MLP.
         launched = kernels + attention_kernels + len(products) + (4 if tp > 1 else 0)
         host_s = HOST_S[self.techniques.kernels] * launched
         forward = Pass(
@@ -202,6 +205,7 @@ class BlockTimes:
             shares.inputs
             * self.rates.elementwise_s(BACKWARD_BYTES * moved, BACKWARD_PRODUCTS * kernels),
             (shares.inputs + shares.matrices) * host_s,
+            # cp gathers keys and values once more for the backward pass, then sums their gradients.
             *(shares.inputs * each for each in (tensor_s, 2 * context_s, expert_s)),
         )  # fmt: skip
         return forward, backward
@@ -235,15 +239,17 @@ class BlockTimes:
         heads, length = shape.num_attention_heads / tp, self.seq_len
         pairs = micro_batch * heads * length * (length / cp)
         flops = 4.0 * pairs * shape.head_width
+        # Flash kernels skip the pairs above the diagonal. Unfused attention computes all and masks.
         if tech.attention != "unfused":
             flops *= 0.5 if shape.is_causal else 1.0
             fused = tech.attention == "fused"
             rate = self.rates.fused_flops_per_s if fused else self.rates.flash_flops_per_s
+            # Scores are not kept, so the backward pass computes them again: five products for two.
             work, share = FLASH_BACKWARD
             return flops / rate, work * flops / (share * rate), 2
         rate = self.rates.flops_per_s * UNFUSED_SHARE
         rate *= 1.0 if shape.head_width % 8 == 0 else MISALIGNED
-        # scores are written, masked and normalised in one kernel, dropped out, and read again
+        # Scores are written, masked and normalised in one kernel, dropped out, and read again.
         per_pair = self.formats.compute_bytes * (1 + 2 + 1 + (2.5 if tech.dropout else 0))
         memory_s = pairs * per_pair / self.rates.bytes_per_s
         return flops / rate + memory_s, 2 * flops / rate + 1.7 * memory_s, 8
@@ -258,6 +264,7 @@ class BlockTimes:
         each), eager with every operator by itself and norms in fp32, compiled with chains fused.
         """
         shape, tech = self.shape, self.techniques
+        # Without sequence parallelism every tp rank repeats the norms and residuals of all tokens.
         split = tp if tech.sequence_parallel else 1
         stream = tokens * shape.hidden_size / split
         rotated = tokens * (shape.queries_width + shape.keys_width) / tp
@@ -293,9 +300,11 @@ class BlockTimes:
         tensor_s = context_s = expert_s = 0.0
         if tp > 1:
             group = Group(size=tp, per_node=min(tp, per_node))
+            # A gather and a scatter move as much as one all-reduce, and a block has two such pairs.
             tensor_s = 2 * (all_reduce_s(stream_bytes, group, cluster) + TENSOR_SKEW_S)
             if self.techniques.overlap_tensor:
                 tensor_s = max(OVERLAP_TENSOR * tensor_s, tensor_s - forward_s)
+        # tp is the fastest axis of the mesh, so its ranks fill a node before cp and ep spread.
         beside = max(1, per_node // tp)
         if cp > 1:
             group = Group(size=cp, per_node=min(cp, beside))
@@ -305,6 +314,7 @@ class BlockTimes:
         if ep > 1:
             group = Group(size=ep, per_node=min(ep, beside))
             dealt = stream_bytes * shape.num_experts_per_tok / tp
+            # Tokens go to the ranks of their experts, and the outputs come back the same way.
             expert_s = 2 * all_to_all_s(dealt, group, cluster)
         return tensor_s, context_s, expert_s
 
@@ -314,7 +324,7 @@ class BlockTimes:
         shape = self.shape
         tokens = micro_batch * self.seq_len // cp
         if not shape.is_causal:
-            # in whole tiles: tokens are rows, so an odd number of them misaligns nothing
+            # Training pads them to whole tiles; tokens are rows, so their number misaligns nothing.
             tokens = predicted_rows(tokens)
         hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64
         forward_s = self.rates.matmul_s(tokens, columns, hidden)

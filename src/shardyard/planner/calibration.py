@@ -28,10 +28,10 @@ from shardyard.planner.measured_network import (
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
 
-# What a device reached on the pieces of a training step: the file of ``benchmarks.gpu.ceilings``.
+# ``benchmarks.gpu.ceilings`` writes the rates that a device reached on the pieces of a step.
 #
-# Rates are those of whole blocks: products weigh by what of a block's arithmetic they are, and of
-# attention's kernels the fastest counts, as it is the one that training takes.
+# Rates are those of whole blocks: each product weighs by its share of a block's arithmetic. Of the
+# attention kernels the fastest counts, because training uses that one.
 
 KIND = "device_ceilings"
 HINT = (
@@ -114,11 +114,13 @@ def _of_products(lines: Sequence[dict[str, Any]], number_format: str) -> float |
         for line in lines
         if line.get("what") == "product" and line.get("format") == number_format
     }
+    # A mean without one of the shapes would be the rate of another model's block.
     if not rates.keys() >= _OF_A_BLOCK.keys():
         return None
     for matrix, count in _OF_A_BLOCK.items():
         _, inputs, outputs = rates[matrix]["shape"]
         flop += count * inputs * outputs
+        # The products of a block run one after the other: their times add up, not their rates.
         seconds += count * inputs * outputs / rates[matrix]["rate"]
     return flop / seconds * _TERA
 
@@ -261,6 +263,7 @@ def _from_table(table: CollectiveTable, cluster: ClusterHardware) -> Calibration
 
 def _from_profile(profile: StepProfile, accelerator: Accelerator) -> Calibration:
     measured = accelerator_named(profile.device)
+    # Names match whole: an H200 NVL is not an H200, and a MIG slice is not the device.
     if measured is None or measured.name != accelerator.name:
         raise RequestError(
             f"{profile.source} was measured on {profile.device!r}, the plan is for "
@@ -305,6 +308,7 @@ def _share(reached: float | None, peak: float | None) -> float | None:
 def _from_run(run: RunDir) -> Calibration:
     """The newest attempt that took enough steps, against its own plan."""
     lines = [line for line in read_steps(run.metrics) if line.get("step_time_s")]
+    # Each attempt is compared with its own plan, since a restart may have changed the layout.
     for attempt in sorted({line.get("attempt", 0) for line in lines}, reverse=True):
         times_s = _steady([line for line in lines if line.get("attempt", 0) == attempt])
         if len(times_s) < LEAST_STEPS:
@@ -325,6 +329,7 @@ def _steady(lines: Sequence[dict[str, Any]]) -> list[float]:
     times_s = []
     for line in lines:
         generation = line.get("generation", 0)
+        # A new generation starts new processes, so its first step compiles and warms up again.
         if generation in seen:
             times_s.append(float(line["step_time_s"]))
         seen.add(generation)

@@ -82,6 +82,7 @@ def bus_bytes_per_s(group: Group, cluster: ClusterHardware) -> float:
     if group.size <= group.per_node:
         return inside
     between = BETWEEN_SHARE * group.per_node * cluster.between.bytes_per_s
+    # A ring with one member in each node never passes over the link inside.
     return between if group.per_node == 1 else min(inside, between)
 
 
@@ -91,9 +92,12 @@ def all_reduce_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float
         return 0.0
     rate = bus_bytes_per_s(group, cluster)
     moved = (group.size - 1) / group.size * nbytes
+    # On a ring an all-reduce is a reduce-scatter followed by an all-gather.
     ring = START_S + 2 * (_ring_hops_s(group, cluster) + moved / rate)
+    # Inside one node NCCL's tree is a chain with as many hops as the ring, at a lower rate.
     if group.size <= group.per_node:
         return ring
+    # The tree sends the whole tensor up and down, the ring only (n - 1) / n of it each time.
     tree = START_S + 2 * (tree_hops_s(group, cluster) + nbytes / (TREE_SHARE * rate))
     return min(ring, tree)
 
@@ -125,6 +129,7 @@ def all_to_all_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float
     between_s = (size - 1 - neighbours) * part / (BETWEEN_SHARE * cluster.between.bytes_per_s)
     link = cluster.inside if size <= group.per_node else cluster.between
     rounds = -(-(size - 1) // SENDS_AT_ONCE)
+    # The link inside and the network carry data at the same time: the slower one counts.
     return START_S + rounds * hop_s(link) + max(inside_s, between_s)
 
 

@@ -36,6 +36,7 @@ def on_cpu(needed: MemoryEstimate, *, snapshots: int, has_standby: bool) -> Memo
         has_standby: A second process of the rank waits to take over.
     """
     states = needed.term("parameters") + needed.term("optimizer")
+    # A save writes from a copy of the state, which exists whether or not there are snapshots.
     copies = states * max(1, snapshots)
     process = "Python, torch and transformers themselves, measured 2026-11-21"
     more = (
@@ -44,6 +45,7 @@ def on_cpu(needed: MemoryEstimate, *, snapshots: int, has_standby: bool) -> Memo
         *((_PARKED,) if has_standby else ()),
     )
     total = needed.allocated_bytes + sum(term.bytes for term in more)
+    # torch has no caching allocator and no context on a CPU: the three numbers are the same.
     return replace(
         needed,
         terms=(*needed.terms, *more),

@@ -140,6 +140,7 @@ def snapshot_bytes_of(work: Work) -> float:
         case ImageStep():
             if not work.techniques.snapshots:
                 return 0.0
+            # A snapshot holds what a checkpoint does: running statistics, but no gradients.
             needed = image_memory(work)
             state = sum(
                 needed.term(name) for name in ("parameters", "running statistics", "optimizer")
@@ -165,6 +166,7 @@ def parameters_of(work: Work) -> tuple[int, int]:
             return work.shape.parameters, 0
         case Workload(trained=trained):
             assert trained is not None
+            # Adapters add to the model's own parameters, all of which are frozen then.
             whole = work.shape.parameters + trained.added
             return trained.parameters, whole - trained.parameters
         case _:

@@ -119,6 +119,7 @@ def _output(program: Sequence[str], request: str, on_phase: OnPhase) -> str:
     """Return the last line that the program prints; lines of phases are reported as they come."""
     on_phase("starting torch", 0, 0)
     last, is_late = "", Event()
+    # Files, not pipes: stderr is read at the end only, and a full pipe would block the program.
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as said:
         asked.write(request)
         asked.seek(0)
@@ -139,6 +140,7 @@ def _output(program: Sequence[str], request: str, on_phase: OnPhase) -> str:
                         last = line
                     else:
                         on_phase(*phase)
+            # Popen's exit ends no process: without this the program would outlive a Ctrl-C.
             except BaseException:  # Ctrl-C
                 process.kill()
                 raise
@@ -146,8 +148,10 @@ def _output(program: Sequence[str], request: str, on_phase: OnPhase) -> str:
                 limit.cancel()
         said.seek(0)
         words = said.read().strip()
+    # A killed process has an exit code too, so the time limit is checked before it.
     if is_late.is_set():
         raise _failed(f"gave no answer in {_TIMEOUT_S:.0f} s")
+    # The training half rejected the recipe, with a message written for the user: pass it on.
     if process.returncode == RequestError.exit_code and words:
         raise RequestError(words)
     if process.returncode:
@@ -167,6 +171,7 @@ def _phase(line: str) -> tuple[str, int, int] | None:
 
 def _check_dry_run_supported(recipe: Recipe, layout: Layout) -> None:
     degrees = {axis: getattr(layout, axis) for axis in ("cp", "tp", "pp", "ep")}
+    # The layout wins over the recipe's degrees, so the check has to see the layout's.
     parallel = recipe.parallel.model_copy(update=degrees)
     found = check_trainable(recipe.model_copy(update={"parallel": parallel}))
     if layout.pp > 1:

@@ -116,9 +116,10 @@ def simulated_shares(
         NoProgressError: The run would not advance.
     """
     draw = random.Random(seed)
-    # one draw from each of so many equal slices of [0, 1): the same mean, far less noise
+    # One draw from each of so many equal slices of [0, 1) keeps the mean and has far less noise.
     slices = ((life + draw.random()) / SIMULATED_FAILURES for life in range(SIMULATED_FAILURES))
     lived = simulate_failures(
+        # Inverse of the exponential distribution; log1p stays exact for short lives.
         (-mtbf_s * math.log1p(-slice_) for slice_ in slices),
         restart_s=restart_s, interval_s=interval_s, blocking_s=blocking_s, lag_s=lag_s,
     )  # fmt: skip
@@ -163,11 +164,13 @@ def simulate_failures(
     for life_s in lives_s:
         running_s = max(0.0, life_s - restart_s)
         cycles = running_s // cycle_s
+        # A cycle trains first and then saves, so a life may end while training waits for a save.
         trained_s = cycles * interval_s + min(running_s - cycles * cycle_s, interval_s)
         wall_s += life_s
         restarting_s += life_s - running_s
         blocked_s += running_s - trained_s
         worked_s += trained_s
+        # A save counts once it is durable, lag_s later: a failure before that goes back one more.
         productive_s += max(0.0, (running_s - lag_s) // cycle_s) * interval_s
     return SimulatedTime(
         wall_s=wall_s, restarting_s=restarting_s, blocked_s=blocked_s, worked_s=worked_s,
@@ -184,7 +187,8 @@ def _no_progress(mtbf_s: float, *, restart_s: float, interval_s: float) -> str:
     )
 
 
-# Seconds that saving a checkpoint takes: what training waits for, what is written behind it.
+# A save has two parts: training waits while the state is copied to host memory, then the files are
+# written in the background.
 
 CHECKPOINT_BYTES_PER_S = 1.2e9
 """Rate at which a node writes its part to shared storage: BLOOM-176B wrote 2.3 TB from 48 nodes in
@@ -217,12 +221,12 @@ class SaveCost:
         )
 
 
-# What one failure costs, phase by phase: the restart, and the work that is done again.
+# A failure costs a restart, phase by phase, and the work that is done again.
 #
-# Two kinds of failures are told apart. A lost node takes its processes and the memory of its agent
-# with it; a lost process leaves its agent, which starts the group again at once, from a snapshot in
-# memory if one is taken. A phase is the mean of both, by how often each comes. The names are those
-# that the events of a run account for, so that a plan and a run can be compared.
+# There are two kinds of failures. A lost node takes its processes and the memory of its agent with
+# it. A lost process leaves its agent, which restarts the group at once, from a snapshot in memory
+# if there is one. Each phase is the mean of both, weighted by how often they come. The events of a
+# run use the same names, so that a plan and a run can be compared.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +307,8 @@ class RecoverySettings:
     def of(cls, recipe: Recipe) -> "RecoverySettings":
         """Return the recovery of a recipe."""
         elastic, every = recipe.elastic, steps_between_checkpoints(recipe)
+        # A fixed number of nodes makes the scheduler start a new job after a lost node. The replica
+        # in its peer's memory is lost with the old job.
         goes_on = isinstance(elastic.min_nodes, int) and elastic.min_nodes < recipe.cluster.nodes
         return cls(
             checkpoint_every=None if every == "auto" else every,
@@ -351,6 +357,7 @@ def memory_tier(
     every = recovery.snapshot_every
     if every is None:
         return None
+    # Without a replica on another node, snapshots only help where a process dies alone.
     mtbf_s = mtbf.seconds if recovery.outlives_nodes else mtbf.seconds / (1 - mtbf.node_share)
     mtbf_s = min(mtbf_s, recovery.longest_mtbf_s)
     reason = f"elastic.snapshot_every={every}"
@@ -429,6 +436,7 @@ def _init(devices: int, recovery: RecoverySettings, *, node_share: float) -> Res
     parked = ", by parked processes" if recovery.has_standby else ""
     return RestartPhase(
         name="init",
+        # Published times run from the crash to the next step: earlier phases must not count twice.
         seconds=max(0.0, _mean(node=whole_s, process=in_place_s, node_share=node_share) - before_s),
         reason=f"processes, imports, communicators, data, first step: what the phases before leave "
         f"of {whole_s:.0f} s with another node ({_of_nodes(node_share)}) and {in_place_s:.0f} s "
@@ -449,6 +457,7 @@ def _load(
     reason = f"one checkpoint at {READ_BYTES_PER_S_PER_NODE / 1e9:.1f} GB/s per node"
     in_place_s = from_storage_s
     if recovery.snapshot_every is not None:
+        # Every device copies its own part back over its own PCIe link, so no storage is read.
         in_place_s = checkpoint_bytes / devices / STAGING_BYTES_PER_S
         reason += f"; from memory where the node stays, {format_seconds(in_place_s)}"
     return RestartPhase(

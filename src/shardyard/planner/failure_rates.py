@@ -134,6 +134,7 @@ def estimate_mtbf(*, nodes: int, devices: int, hours_per_node: float | None = No
     by_rate = [1 / (size * rate.per_node_second) for rate in RATES.values()]
     return Mtbf(
         seconds=seconds,
+        # The estimate may lie outside of the published rates, and its own range must hold it.
         low_s=min(seconds, *by_rate),
         high_s=max(seconds, *by_rate),
         reason=f"{size:,g} x {DEVICES_OF_A_NODE} devices, {_between(size)}",
@@ -142,9 +143,11 @@ def estimate_mtbf(*, nodes: int, devices: int, hours_per_node: float | None = No
 
 def with_reclaims(mtbf: Mtbf, *, nodes: int) -> Mtbf:
     """The same job on spot instances, which AWS takes back as well."""
+    # P(taken within a month) = 1 - exp(-rate x month), solved for the rate.
     reclaimed = -math.log1p(-SPOT_RECLAIMED_A_MONTH) / MONTH_S * nodes
 
     def both(seconds: float) -> float:
+        # Failures and reclaims are independent, so their rates add up.
         return 1 / (1 / seconds + reclaimed)
 
     seconds = both(mtbf.seconds)
@@ -154,6 +157,7 @@ def with_reclaims(mtbf: Mtbf, *, nodes: int) -> Mtbf:
         high_s=both(mtbf.high_s),
         reason=f"{mtbf.reason}; and AWS takes {SPOT_RECLAIMED_A_MONTH:.0%} of spot instances back "
         "within a month (upper end of its Spot Instance Advisor's bands)",
+        # Every reclaim takes a node away, but only a part of the failures does.
         node_share=(mtbf.node_share / mtbf.seconds + reclaimed) * seconds,
     )
 
@@ -197,9 +201,10 @@ def spare_nodes(
         failures_per_s: Of those that take a node away.
     """
     mean_out = failures_per_s * min(replacement_s, run_s)  # a short run begins with none out
+    # The number of shortages is Poisson: P(none) = exp(-mean) must be at least 1 - risk.
     accepted = -math.log1p(-risk) / (failures_per_s * run_s)
     exponent, spares = -mean_out, 0  # logarithm of P(spares are out): exp(-mean) may underflow
-    # up to its mode, the mean's whole part, the probability rises: small ones there do not count
+    # The probability rises up to its mode, the mean's whole part: a small one below is not the end.
     while exponent > math.log(accepted) or spares < math.floor(mean_out):
         spares += 1
         exponent += math.log(mean_out / spares)

@@ -122,7 +122,9 @@ def failure_plan(
     if recovery.is_spot:
         mtbf = with_reclaims(mtbf, nodes=nodes)
     memory = memory_tier(recovery, step_s=step_s, copy_s=saving.blocking_s, mtbf=mtbf)
+    # With snapshots, checkpoints only serve failures that take a node and its memory away.
     of_checkpoints_s = mtbf.seconds if memory is None else mtbf.seconds / mtbf.node_share
+    # Elastic runs lose nodes for more reasons than published failures, so intervals are capped.
     is_capped = of_checkpoints_s > recovery.longest_mtbf_s
     of_checkpoints_s = min(of_checkpoints_s, recovery.longest_mtbf_s)
     interval = _choose_interval(
@@ -172,6 +174,7 @@ def _forecast(
     shares = _shares(
         mtbf.seconds, restart, saving, memory, interval_s=interval_s, replay_s=replay.seconds
     )
+    # Shares hold for a long run in steady state. The first start is paid once and comes on top.
     training_s = productive_s / shares.productive
     wall_s = init_s + training_s
     spares, spares_reason = _spares(mtbf, wall_s=wall_s)
@@ -213,7 +216,8 @@ def _shares(
     restart_s = sum(phase.seconds for phase in restart)
     blocking_s, lag_s = saving.blocking_s, saving.write_s
     if memory is not None:
-        # one kind of save that loses as much of a failure, and blocks as much, as both together
+        # Snapshots and checkpoints count as one kind of save that blocks as much as both. A failure
+        # loses half of an interval, so the interval is twice the work that is done again.
         blocked = saving.blocking_s / interval_s + memory.blocking_s / memory.interval_s
         interval_s, lag_s = 2 * replay_s, 0.0
         blocking_s = blocked * interval_s
@@ -255,6 +259,7 @@ def _choose_interval(
         why = f"{waits}; {why}"
     if explicit is None:
         return _Interval(steps=best, best_steps=best, reason=why)
+    # A save waits until the one before is durable, so a shorter interval cannot be kept.
     kept = min(max(explicit, fewest), steps)
     reason = f"checkpoint.every={explicit}; best: {best:,} ({why})"
     return _Interval(steps=kept, best_steps=best, reason=reason)
@@ -262,6 +267,7 @@ def _choose_interval(
 
 def _spares(mtbf: Mtbf, *, wall_s: float) -> tuple[int, str]:
     spares = spare_nodes(
+        # Spares only replace lost nodes: a lost process restarts where it was.
         failures_per_s=mtbf.node_share / mtbf.seconds,
         replacement_s=REPLACEMENT_HOURS * HOUR_S,
         run_s=wall_s,

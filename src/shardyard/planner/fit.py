@@ -65,11 +65,13 @@ class ClusterMemoryFitter:
     def without_snapshots(self, recipe: Recipe, model: Model) -> str:
         """Why snapshots have no room in host memory; empty: they have, or that is not known."""
         layout = _layout(recipe)
+        # A step cannot be computed while one of these is open; snapshots are then not judged.
         is_open = "auto" in (
             recipe.precision.compute, recipe.memory.recompute, recipe.model.dropout
         )  # fmt: skip
         if layout is None or is_open or not isinstance(recipe.optim.micro_batch, int):
             return ""
+        # Snapshots are still off when this is asked, so the step is planned as if they were on.
         neighbour = recipe.elastic.snapshot_neighbour is not False
         elastic = recipe.elastic.model_copy(
             update={"snapshot_every": "auto", "snapshot_neighbour": neighbour}
@@ -87,6 +89,7 @@ class ClusterMemoryFitter:
             snapshots=work.techniques.snapshots,
             has_standby=work.techniques.has_standby,
         )
+        # All ranks of a CPU node share its memory.
         room = fit_on_cpu(needed, machine.memory_bytes // devices)
         return "" if room.verdict == "fits" else f"snapshots have no room: {room.reason}"
 
@@ -103,6 +106,7 @@ class ClusterMemoryFitter:
         layout = _layout(recipe)
         if limit_bytes is None or layout is None or recipe.precision.compute == "auto":
             return None
+        # The chunk of an open loss_chunk depends on the micro-batch, so each size gets its own.
         chunk = recipe.memory.loss_chunk
         memory: dict[str, int | str] = {"loss_chunk": "none" if chunk == "auto" else chunk}
         if recompute is not None:

@@ -193,8 +193,10 @@ def _of_instance(name: str, request: _QuoteRequest) -> tuple[list[ClusterQuote],
         try:
             best = _fastest(request, cluster)
         except RequestError:
+            # More nodes only mean more ranks, so larger clusters of this type fail too.
             why = "more data-parallel ranks than samples in a step"
             break
+        # The model does not fit yet, but more nodes split it further.
         if best is None:
             continue
         try:
@@ -235,6 +237,7 @@ def _quote(
             nodes=cluster.nodes,
             devices=cluster.devices,
             step_s=candidate.step_s,
+            # With a batch per device a larger cluster needs fewer steps for the same samples.
             steps=-(-request.steps * request.workload.global_batch // batch),
             saving=SaveCost.of(
                 request.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
@@ -249,6 +252,7 @@ def _quote(
 def _front(quotes: Iterable[ClusterQuote]) -> list[ClusterQuote]:
     """Offers that no other beats in both time and price."""
     front: list[ClusterQuote] = []
+    # From the cheapest on, an offer is worth its price only if it is faster than all before.
     for offer in sorted(quotes, key=lambda o: (o.usd, o.wall_s)):
         if not front or offer.wall_s < front[-1].wall_s:
             front.append(offer)
@@ -271,11 +275,11 @@ def _pick(
     return min(within, key=lambda o: o.usd)
 
 
-# Time to quality is not rate alone: a larger batch needs more samples for the same loss.
+# The rate does not decide alone: a larger batch needs more samples for the same loss.
 #
-# Source: McCandlish et al. 2018, arXiv:1812.06162, section 2.3: with a critical batch B_c, steps
-# and samples to a loss follow (S / S_min - 1) (E / E_min - 1) = 1, so that a batch B needs 1 + B /
-# B_c times the fewest samples.
+# Source: McCandlish et al. 2018, arXiv:1812.06162, section 2.3. With a critical batch B_c, steps S
+# and samples E to a loss follow (S / S_min - 1) (E / E_min - 1) = 1. So a batch B needs 1 + B / B_c
+# times the fewest samples.
 
 
 def samples_factor(global_batch: float, *, critical_batch: float) -> float:

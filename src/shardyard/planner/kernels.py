@@ -92,12 +92,14 @@ class Rates:
 
     def matmul_s(self, rows: int, columns: int, depth: int, count: int = 1) -> float:
         """``count`` products (rows, depth) x (depth, columns) in one kernel."""
+        # The last wave occupies the device as long as a full one, hence the rounding up.
         waves = min(
             ceil(count * ceil(rows / high) * ceil(columns / wide) / self.processors)
             * (high * wide / share)
             for high, wide, share in TILES
         )
         arithmetic = 2 * waves * self.processors * (depth + DEPTH_LOST)
+        # A low bit set in either number is set in their union: one test covers both.
         odd = columns | depth
         if odd % 64:
             arithmetic /= MISALIGNED if odd % 8 else PARTLY_ALIGNED
@@ -125,11 +127,13 @@ def rates(accelerator: Accelerator, compute: str, calibration: Calibration | Non
     best = accelerator.achievable_flops_per_s(compute)
     bandwidth = accelerator.bandwidth_bytes_per_s
     peak = accelerator.peak_flops_per_s(compute)
+    # The power limit belongs to the part, so its bf16 peak decides in every format.
     half = accelerator.peak_flops_per_s("bf16") or accelerator.peak_flops_per_s("fp16") or peak
     assert best and bandwidth and peak and half
     measured = calibration or Calibration()
     power = accelerator.power_share
     sustained = best * power * (SUSTAINED_HOT if half > HOT_FLOPS_PER_S else SUSTAINED_COOL)
+    # A measured rate already contains what power and clock do, so no share is applied to it.
     if measured.matmul_share is not None:
         sustained = peak * measured.matmul_share
     flash = min(FLASH_SHARE * half, FLASH_LIMIT_FLOPS_PER_S) * power
@@ -150,9 +154,8 @@ PROCESSORS = 128
 """Default where a vendor gives no number: it only rounds the waves of tiles."""
 
 
-# FLOP per token of a decoder-only transformer, forward and backward, in both conventions.
-#
-# Two conventions are in use, 4 to 13 % apart for the same model, so every figure names its own:
+# FLOP per token of a decoder-only transformer are counted in two conventions, forward and backward.
+# They are 4 to 13 % apart for the same model, so every figure names its own:
 #
 # - ``full`` counts attention over all pairs of tokens: 6N + 12 L d s (PaLM, Chowdhery et al. 2022,
 #   arXiv:2204.02311, appendix B; torchtitan and llm-foundry print this one);
@@ -163,10 +166,10 @@ PROCESSORS = 128
 # blocks, d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: these are
 # model FLOP.
 #
-# A third of each is the forward pass; of the backward pass of a product half is the gradient of its
-# input, half that of its matrix. What is frozen has no gradient of the matrix, and what lies
-# beneath the lowest parameter that is trained has no backward pass. Adapters have all three of
-# theirs. The head of a masked language model multiplies hidden tokens alone.
+# The forward pass is a third of each. Half of a product's backward pass is the gradient of its
+# input, half that of its matrix. A frozen matrix has no gradient, and below the lowest trained
+# parameter there is no backward pass. Adapters have all three parts. The head of a masked language
+# model multiplies hidden tokens only.
 
 
 def flops_per_token(

@@ -167,6 +167,7 @@ def search(
     if why_not:
         raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
     is_broad = breadth == "all"
+    # Reliefs cost time in each step, so they are tried only where nothing fits without them.
     found = _search(workload, cluster, calibration, best=best, is_broad=is_broad)
     if found.fits or not reliefs:
         return found
@@ -238,11 +239,13 @@ def _searched(
             asked = space.work_for(way, size)
             device_bytes = space.device_bytes(asked)
             names = _families(asked)
+            # Before the fit is tested, so that a family that never fits has its least bytes.
             for name in names:
                 family = families.setdefault(name, _Family())
                 family.least_bytes = min(family.least_bytes, device_bytes)
             if nearest is None or device_bytes < nearest[0]:
                 nearest = (device_bytes, asked)
+            # What does not fit is not timed: this keeps a search of 10,000 layouts under a second.
             does_fit = fit(device_bytes, limit).verdict != "does not fit"
             if not does_fit or host_shortage_of(asked, cluster):
                 break  # nor do larger micro-batches fit
@@ -251,6 +254,7 @@ def _searched(
             for name in names:
                 if _beats(candidate, families[name].fastest):
                     families[name].fastest = candidate
+            # One candidate per set of axes: else the list would be one layout many times.
             if _beats(candidate, by_axes.get(axes)):
                 by_axes[axes] = candidate
     if nearest is None:
@@ -337,6 +341,8 @@ class _TextSpace:
         shape = self._workload.shape
         for layout, sizes in _legal(self._workload, self._cluster, is_broad=self._is_broad):
             for recompute in RECOMPUTE:
+                # torch would run these blocks operator by operator and not report it, so the
+                # predicted speed of compiled kernels would be wrong.
                 if is_compiled and falls_back_to_eager(recompute, tp=layout.tp, shape=shape):
                     continue
                 yield (layout, recompute), sizes
@@ -367,6 +373,7 @@ def _legal(
         data_ranks = cluster.devices // (cp * tp * pp)
         if check_batch(data_ranks, global_batch=workload.global_batch, micro_batch=1):
             continue
+        # Short shares are padded to as many passes as the longest has.
         per_rank = -(-workload.global_batch // data_ranks)
         per_node = max(1, cluster.reach // (cp * tp))
         sizes = [
@@ -383,8 +390,10 @@ def _legal(
         for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
             if check_experts(dp_shard=dp_shard, cp=cp, ep=ep):
                 continue
-            # one shard at zero 3 has nothing to split, but drops its copy in the computing format
+            # One shard at zero 3 splits nothing, but it frees its copy in the computing format.
             levels: tuple[int, ...] = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)
+            # Zero 3 frees the weights before the pass that computes their gradients: torch would
+            # leave the gradients out without an error.
             levels = levels[:-1] if pp > 1 and splits_backward else levels
             if techniques.offload == "params":  # weights on the host are gathered block by block
                 levels = tuple(zero for zero in levels if zero == 3)
@@ -407,6 +416,7 @@ def _axes_of(layout: Layout) -> Axes:
 def _axes(workload: Workload, cluster: ClusterHardware, *, is_broad: bool) -> Iterator[Axes]:
     shape, devices = workload.shape, cluster.devices
     experts = _powers(shape.num_experts) if shape.num_experts else [1]
+    # tp exchanges activations in every block, so its ranks stay within one node.
     for tp in _divisors(cluster.devices_per_node):
         for pp in _divisors(devices // tp):
             if pp > (shape.num_hidden_layers if is_broad else USUAL_STAGES):

@@ -21,19 +21,21 @@ from shardyard.io.files import read_json
 from shardyard.planner import collectives
 from shardyard.planner.collectives import Group
 
-# The table that nccl-tests print, found in whatever log it was copied from.
+# Users paste the table of nccl-tests together with the log that it is in.
 #
-# A log of a pod, of mpirun or of srun has prefixes before each line (times, names of pods, ranks)
-# and lines of NCCL between the rows; a row is known by its own form.
+# Logs of pods, mpirun or srun put a prefix before each line (time, pod name, rank), and NCCL writes
+# lines between the rows. So a row is recognised by its own form.
 
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
 _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER}|N/A)"
 
-# size, count, type, redop, root (not in versions before 2.11), then out of place and in place:
+# Columns: size, count, type, redop, root (not before version 2.11), then out of place and in place:
 # time in us, algorithm and bus bandwidth in GB/s, number of wrong values (before 2.11: an error).
+# The look-behind keeps the tail of a number in a log's prefix from counting as the size.
 _ROW = re.compile(
     rf"(?<![\w.+-])(\d+)\s+(\d+)\s+([a-z]\w*)\s+([a-z]\w*)(?:\s+-?\d+)?{_HALF}{_HALF}\s*$"
 )
+# The gap is bounded: a long line without a match must not cost quadratic time.
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+.{0,200}?\bPid\s+\d+\s+on\s+(\S+)\s+device\s+\d+")
 _PROGRAM = re.compile(
     r"\b(all_gather|all_reduce|alltoall|broadcast|gather|hypercube|reduce|reduce_scatter|scatter"
@@ -235,6 +237,7 @@ def fit_link(table: CollectiveTable, *, cluster: ClusterHardware) -> Link:
         )
     group = table.group(cluster)
     bus_bytes_per_s = 2 * (group.size - 1) / group.size / s_per_byte
+    # An all-reduce goes through its hops twice, once to sum and once to hand out.
     hops_s = max(0.0, start_s - START_S) / 2
     if group.nodes == 1:
         link = cluster.inside
@@ -242,6 +245,7 @@ def fit_link(table: CollectiveTable, *, cluster: ClusterHardware) -> Link:
         hop_s = hops_s / (group.size - 1)
     else:
         link, share = cluster.between, collectives.BETWEEN_SHARE * group.per_node
+        # Small sums over several nodes take the tree: a chain in the node, then a hop a doubling.
         chain_s = (group.per_node - 1) * collectives.hop_s(cluster.inside)
         hop_s = max(0.0, hops_s - chain_s) / (group.nodes - 1).bit_length()
     return Link(
@@ -260,6 +264,7 @@ def _fit_line(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
     weights = [1.0] * len(rows)
     start = slope = 0.0
     for _ in range(20):
+        # Times differ by orders of magnitude: by absolute errors only the largest would count.
         terms = [(w / t**2, n, t) for w, (n, t) in zip(weights, rows, strict=True)]
         total = sum(w for w, _, _ in terms)
         mean_n = sum(w * n for w, n, _ in terms) / total
@@ -288,6 +293,7 @@ def _from_printed(table: NcclTable, path: Path) -> CollectiveTable:
 
 def _from_csv(path: Path) -> CollectiveTable:
     try:
+        # A byte order mark of a spreadsheet would become part of the first column's name.
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             lines = list(reader)
@@ -384,11 +390,15 @@ def _ranks(numbers: Sequence[Mapping[str, float]], path: Path) -> int:
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
+    # The highest bandwidth loses the smallest share to the rounding.
     best = max(numbers, key=lambda row: row["out_algbw_gbs"])
     algorithm, bus = best["out_algbw_gbs"], best["out_busbw_gbs"]
     ratio = bus / algorithm if algorithm > 0 else 0.0
+    # Two ranks give 1 and infinitely many give 2; 0.9 leaves room for the rounding.
     ranks = 2 / (2 - ratio) if 0.9 < ratio < 2 else 0.0
+    # d ranks / d ratio is ranks^2 / 2, and both values are off by up to 0.005 GB/s.
     doubt = ranks**2 / 2 * (1 + ratio) * 0.005 / algorithm if ranks else 1.0
+    # From a doubt of 0.5 on, two whole numbers would be equally likely.
     if doubt > 0.4 or abs(ranks - round(ranks)) > doubt + 0.01:
         what = f"bus over algorithm bandwidth is {ratio:.3f}, from which no number of ranks follows"
         hint = "See that the table is of all_reduce_perf, or add columns ranks and ranks_per_node."
@@ -398,6 +408,7 @@ def _ranks(numbers: Sequence[Mapping[str, float]], path: Path) -> int:
 
 def number(value: Any) -> float:
     """A finite number, given as one or as text; anything else is nan."""
+    # JSON's true is an int in Python, and would be read as 1.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:

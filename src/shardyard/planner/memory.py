@@ -130,6 +130,8 @@ MOMENTS = ("at the loss", "in the backward pass of a block", "at the end of the 
 def peak(workload: Workload) -> tuple[float, int, int, MemoryBreakdown]:
     """Allocated bytes, stage, moment (index of ``MOMENTS``) and terms: cheap, for a search."""
     pp = workload.layout.pp
+    # The first stage holds most micro-batches, the last one the logits. With frozen parameters any
+    # stage may train most.
     stages = {0, pp - 1} if workload.trained is None else set(range(pp))
     return max(
         (need.total, stage, moment, need)
@@ -151,6 +153,7 @@ def device_of(allocated: float, layout: Layout, *, has_standby: bool) -> float:
     """
     axes = (layout.data_ranks, layout.cp, layout.tp, layout.ep)
     groups = sum(degree > 1 for degree in axes) + (2 if layout.pp > 1 else 0)
+    # A CUDA context cannot be forked, so the standby worker has one of its own.
     contexts = (2 if has_standby else 1) * CONTEXT_BYTES
     return reserved_of(allocated) + contexts + groups * GROUP_BYTES
 
@@ -216,13 +219,13 @@ def needs(w: Workload, stage: int) -> tuple[MemoryBreakdown, ...]:
     """Return the needs of each moment of a step, in the order of ``MOMENTS``."""
     held = _stage_state(w, stage)
     in_block, at_end = _in_block(w, held), _at_end(w, held)
-    # without the head there is no loss: the most of a forward pass is that of a backward pass
+    # A stage without the head has no loss: its forward pass holds no more than its backward pass.
     return (_at_loss(w, held) if held.has_head else in_block, in_block, at_end)
 
 
 def _at_loss(w: Workload, state: _StageState) -> MemoryBreakdown:
     """The last block has kept what it keeps, and the first gradients are not there yet."""
-    # in chunks the loss is a part of the forward pass: the buffer it was gathered in is still there
+    # A chunked loss is made in the forward pass, while the head's gather buffer still exists.
     head = w.formats.compute_bytes * state.table if gathers_per_block(w) else 0.0
     earlier = earlier_passes(w)
     return MemoryBreakdown(
@@ -263,6 +266,7 @@ def _at_end(w: Workload, state: _StageState) -> MemoryBreakdown:
         gathered=whole_copy_bytes(w, state) + last,
         unreduced=unreduced_gradient_bytes(w, state)
         + reduce_buffer_bytes(w, max(state.trained.block, state.trained.table)),
+        # Blocks free their activations on the way back: only the first block's are left.
         activations=_tokens(w) * (state.recomputed or state.saved) if state.trained.layers else 0.0,
         logits=0.0,
     )
@@ -274,6 +278,7 @@ def _at_end(w: Workload, state: _StageState) -> MemoryBreakdown:
 def _stage_state(w: Workload, stage: int) -> _StageState:
     shape, layout = w.shape, w.layout
     first, last = has_ends(w, stage)
+    # Over a pipeline even a tied table exists twice, once at each end.
     is_tied = first and last and shape.tie_word_embeddings
     tables = 1 if is_tied else int(first) + int(last)
     layers, block = stage_blocks(w, stage), block_elements(shape, layout)
@@ -287,7 +292,7 @@ def _stage_state(w: Workload, stage: int) -> _StageState:
     kept, again = saved_activation_bytes(w)
     flying = in_flight(w, stage)
     if w.techniques.offload == "activations":
-        # forward the block that computes and one that leaves, backward one and those that come
+        # Forward: the block that computes and one that leaves. Backward: one and those ahead of it.
         kept *= min(1.0, max(2, 1 + w.techniques.offload_depth) / layers)
         flying = 1
     return _StageState(
@@ -310,9 +315,11 @@ def _head_gradient(w: Workload, state: _StageState) -> float:
     if chunk is None or not state.trained.table:
         return 0.0
     size, table = w.formats.compute_bytes, state.trained.table
+    # One chunk needs no sum, so its gradient stays in the computing format.
     if tokens <= chunk:
         return size * table
     logits = 4 * chunk * w.shape.vocab_size / w.layout.tp
+    # Summed in bf16, each chunk would round the gradient again, so the sum is in fp32.
     return 4 * table + (max(0.0, size * table - logits) if size < 4 else 0.0)
 
 
@@ -333,6 +340,7 @@ def _recomputed_activations(w: Workload, state: _StageState) -> float:
     """A block's activations beyond what is kept of it, while it is recomputed."""
     if not state.recomputed or not state.trained.layers:
         return 0.0
+    # What the block keeps of its first pass is counted with the saved activations already.
     one = _tokens(w) * state.saved * state.flying / max(state.flying, 1.0)
     return _tokens(w) * state.recomputed - one
 
@@ -400,6 +408,7 @@ def _score_bytes(w: Workload) -> float:
     """Return the bytes per token that attention keeps in addition to q, k, v and its output."""
     heads, tech = w.shape.num_attention_heads, w.techniques
     if tech.attention != "unfused":
+        # cp splits samples, and only whole ones can be described by lengths in place of a mask.
         has_mask = tech.mask and not (tech.uses_varlen and w.layout.cp == 1)
         mask = w.formats.compute_bytes * w.seq_len / w.layout.cp if has_mask else 0.0
         return 4 * heads + mask
@@ -416,7 +425,7 @@ def _selective_bytes(w: Workload) -> float:
     gates = 2 if w.shape.is_gated else 1
     inner = w.shape.intermediate_size
     size, tp, share = w.formats.compute_bytes, w.layout.tp, w.techniques.selective_products
-    # sums over ranks, split by token, are kept in place of their products; not of fp8 products
+    # Sums over ranks, split by token, are kept in place of products, except those of fp8.
     keeps_sums = w.techniques.sequence_parallel and w.formats.compute != "fp8"
     summed = 2 * hidden / (tp if keeps_sums else 1)
     products = (heads + 2 * kv_heads + gates * inner) / tp + summed

@@ -66,7 +66,7 @@ def moved_for_update(w: Workload) -> float:
             return _trained(w) * formats.optimizer_bytes
         case "optimizer":  # gradients down, parameters up
             return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
-        case "params" if not w.techniques.updates_on_host:  # up; less goes down beside it
+        case "params" if not w.techniques.updates_on_host:  # up; less goes down meanwhile
             each = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
             return _trained(w) * each
         case "params":
@@ -119,6 +119,7 @@ def host_memory_shortage(
     cluster: ClusterHardware, moved_bytes: float, retained_bytes: float, *, techniques: Techniques
 ) -> Fit | None:
     """Says so if the hosts have too little memory for what one rank moves and keeps there."""
+    # All ranks of a node keep their copies in the memory of the same host.
     needed = (moved_bytes + retained_bytes) * cluster.devices_per_node
     there = cluster.host_memory_bytes
     if there is None or needed <= there:

@@ -83,6 +83,7 @@ def plan_phases(
     if len(plans) == 1:
         return plans[0]
     return replace(
+        # The run has to get through each phase, so the one that needs most memory decides the fit.
         max(plans, key=lambda each: each.device_bytes),
         steps=sum_or_none(each.steps for each in plans),
         failures=None,

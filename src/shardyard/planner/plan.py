@@ -216,6 +216,7 @@ class Plan:
     def spare_nodes(self) -> int:
         """Nodes that wait for another to fail."""
         if self.phases:
+            # Phases follow each other on the same nodes, so spares do not add up.
             return max(phase.spare_nodes for phase in self.phases)
         return 0 if self.failures is None else self.failures.spare_nodes
 
@@ -263,6 +264,7 @@ class Plan:
         """``2 CPU processes`` or ``16 x H100 SXM on 2 nodes``."""
         count = self.layout.world_size
         nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        # Only these two names are words with a plural; names of accelerators have none.
         if self.device.endswith(("process", "device")):
             plural = "" if count == 1 else "es" if self.device.endswith("ss") else "s"
             return f"{count} {self.device}{plural}{nodes}"
@@ -291,7 +293,7 @@ class Plan:
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Plan":
         """The same plan back; sums are not read but made again."""
-        # a plan of before knows no ``advances``
+        # Plans of older versions lack newer fields such as ``advances``: defaults stand in.
         fields = {name: content[name] for name in Plan.__dataclass_fields__ if name in content}
         fields["layout"] = Layout(**content["layout"])
         for name in ("memory", "communication"):
@@ -401,6 +403,7 @@ def _layout(recipe: Recipe, model: Model, *, world_size: int, devices_per_node: 
 def _needed(workload: Work, *, is_cpu: bool) -> MemoryEstimate:
     """Return the memory of a rank; on a CPU with everything else that its process holds."""
     needed, techniques = memory_of(workload), workload.techniques
+    # On an accelerator the copies are in the host's memory, which `host_shortage_of` checks.
     if not is_cpu:
         return needed
     return on_cpu(needed, snapshots=techniques.snapshots, has_standby=techniques.has_standby)
@@ -444,6 +447,7 @@ def _timed(
     cluster, why_not = named, "cannot be said without a peak"
     if accelerator is not None:
         why_not = missing_rate(accelerator, workload.formats.compute) or ""
+    # Machines without a name have no known links, so the vendor's own system stands in.
     if cluster is None and accelerator is not None and not why_not:
         cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
     if cluster is None or why_not:
@@ -524,6 +528,7 @@ def _failures(
             saving=SaveCost.of(nbytes, devices=timed.devices, nodes=nodes),
             recovery=RecoverySettings.of(recipe),
         )
+    # A kind of RequestError, so it has to be caught first.
     except NoProgressError as error:
         return None, str(error), False
     except RequestError as error:

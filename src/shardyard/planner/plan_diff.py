@@ -77,6 +77,7 @@ _ENDS = {"fits": "makes it fit", "unknown": "makes it fit", "tight": "makes it t
 
 def classify_change(now: Plan, then: Plan) -> str:
     """Whether a change helps: by what fits, then by memory and time together."""
+    # The fit comes first: the speed of a plan that runs out of memory is no gain.
     fitted, fits = now.fits != "does not fit", then.fits != "does not fit"
     if fitted != fits:
         return _ENDS[then.fits]
@@ -132,6 +133,7 @@ def _memory(changes: Sequence[Difference]) -> str:
 def _time(now: Plan, then: Plan) -> str:
     if now.step_s is None or then.step_s is None:
         return ""
+    # The changed plan comes last, so a term that both have is explained as it is there.
     reasons = {term.name: term.reason for term in (*now.time, *then.time)}
     changes = _difference(
         _sums((term.name, term.seconds) for term in now.time),
@@ -148,6 +150,7 @@ def _time(now: Plan, then: Plan) -> str:
 def _sent(now: Plan, then: Plan, cluster: ClusterHardware | None) -> str:
     """Describe what each rank sends more or less in a step, and over which link."""
     before, after = _traffic(now, cluster), _traffic(then, cluster)
+    # Of the larger sum, as a layout of one rank sends nothing to compare with.
     most = max(sum(before.values()), sum(after.values()))
     parts = [
         f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'} {name}"
@@ -158,6 +161,8 @@ def _sent(now: Plan, then: Plan, cluster: ClusterHardware | None) -> str:
 
 def _traffic(plan: Plan, cluster: ClusterHardware | None) -> dict[str, float]:
     """Bytes that a rank sends, by what they are and the link they go over."""
+    # The link is part of the key: a collective that moves into a node sends no fewer bytes, but
+    # over a faster link.
     links = {} if cluster is None else _links(plan, cluster)
     return _sums(
         (f"{term.name}{links.get(_AXES.get(term.name, ''), '')}", term.bytes)
@@ -181,9 +186,9 @@ def _joined(parts: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-# Advice as values: what could be changed about a recipe, what it would do, what it has done.
+# Advice holds what could change about a recipe, what that would do, and what was measured.
 #
-# Made by ``control/suggestions.py``, which plans each change; printed, drawn and written by others.
+# ``control/suggestions.py`` plans each change. Other modules print, draw and write the result.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ class RankPlacement:
         found = [_axis(dense, "pp"), _axis(dense, "dp_replicate"), _axis(dense, "fsdp", shards)]
         found.append(_axis(context_shape(layout), "cp"))
         if layout.ep > 1:
+            # ep takes its ranks from those that split a copy, so it is an axis of another mesh.
             found += [_axis(experts, "expert_shard"), _axis(experts, "ep")]
         found.append(_axis(dense, "tp"))
         return tuple(axis for axis in found if axis.degree > 1)
@@ -80,9 +81,10 @@ class RankPlacement:
     def nodes_of(self, axis: Axis) -> int:
         """Most nodes that one group of an axis is on."""
         each, block = self.devices_per_node, axis.stride * axis.degree
+        # Members are at least a node apart, so each is on a node of its own.
         if axis.stride >= each:
             return axis.degree
-        # where groups begin in a node comes again after so many blocks
+        # After this many blocks, groups begin at the same places in a node again.
         blocks = min(each, self.count // block)
         firsts = (b * block + first for b in range(blocks) for first in range(axis.stride))
         reach = block - axis.stride
@@ -106,4 +108,5 @@ class RankPlacement:
 def _axis(shape: Shape, name: str, called: str = "") -> Axis:
     degrees = list(shape.values())
     after = list(shape).index(name) + 1
+    # The last axis varies fastest, as in torch's DeviceMesh.
     return Axis(name=called or name, degree=shape[name], stride=prod(degrees[after:]))

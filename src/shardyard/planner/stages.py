@@ -97,6 +97,7 @@ def stage_trained(w: Workload, rank: int) -> StageTrained | None:
     first, last = has_ends(w, rank)
     numbers = _blocks_of(w, rank)
     blocks = [trained.blocks[number] for number in numbers]
+    # A tied table is needed at both ends of a pipeline, and each of the two ranks trains its copy.
     tables = [trained.table] if first or (last and trained.is_tied) else []
     tables += [trained.head] if last else []
     ends = [*tables, *([trained.before] if first else []), *([trained.norm] if last else [])]
@@ -135,6 +136,7 @@ def in_flight(w: Workload, stage: int) -> float:
     if pp == 1:
         return 1
     match tech.schedule:
+        # All forward passes come before the first backward pass frees anything.
         case "gpipe":
             return passes
         case "zb-v":  # the first stage of a rank holds many when its second holds few
@@ -142,6 +144,7 @@ def in_flight(w: Workload, stage: int) -> float:
         case "interleaved" if passes >= pp:
             chunks = tech.virtual_stages
             return min(passes, ((pp - stage - 1) * 2 + (chunks - 1) * pp + 1) / chunks)
+        # The first gradient comes back once each later stage has passed a micro-batch on.
         case "1f1b" | "zero-bubble" | "interleaved":
             return min(passes, pp - stage)
         case _:

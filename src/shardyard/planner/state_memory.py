@@ -52,11 +52,9 @@ def logits_reason(w: Workload, tokens: int) -> str:
     )
 
 
-# Bytes of parameters, gradients and optimizer state of one rank, as its data axes split them.
-#
-# The same for every network: what its blocks compute is not asked. What is whole for a while beside
-# them, and gradients on their way, are counted too. ``parallel/fsdp.py`` has a table of zero
-# levels.
+# The data axes split parameters, gradients and optimizer state in the same way for every network,
+# whatever its blocks compute. Copies that are whole for a while and gradients on their way count
+# too. ``parallel/fsdp.py`` has a table of the zero levels.
 
 
 class ShardedStep(Protocol):
@@ -144,6 +142,7 @@ def gathers_per_block(w: ShardedStep) -> bool:
         return True
     if keeps_full_copy(w):
         return False
+    # Even one shard makes a copy of each block where it computes in another format.
     is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
     return w.layout.zero == 3 and (shards(w) > 1 or is_other_format)
 
@@ -152,6 +151,7 @@ def whole_copy_bytes(w: ShardedStep, stage: Parameters) -> float:
     """The stage in the computing format, where it stays so from the first pass to the last."""
     if gathers_per_block(w) or not w.formats.keeping.copies_whole_stage:
         return 0.0
+    # A single rank in fp32 computes with the weights themselves.
     is_needed = shards(w) > 1 or w.formats.compute_bytes < 4
     return w.formats.compute_bytes * stage.elements if is_needed else 0.0
 
@@ -197,6 +197,7 @@ def reduces_per_block(w: ShardedStep) -> bool:
 
 def gradients_bytes(w: ShardedStep, stage: Parameters) -> float:
     """In the format in which they are held from pass to pass."""
+    # FSDP2's offload sends each gradient to the host as soon as it is summed.
     on_host = w.techniques.offload == "params" and not w.techniques.updates_on_host
     if reduces_in_last_pass(w) or on_host:
         return 0.0

@@ -140,10 +140,12 @@ class StepModel:
         again = _recomputed(recompute, forward, tech, times.shares(layout.pp).inputs)
         work_s = forward.device_s + backward.device_s + again.device_s  # of one block, one pass
         host_s = forward.host_s + backward.host_s + again.host_s
+        # Kernels queue up on the device: whichever of host and device is slower sets the pace.
         block_s = max(work_s, host_s)
         head_s = head_f.device_s + head_b.device_s
         first, last = cut(times.shape, layout.pp, tech)
         layers, extra_s = first, 0.0  # of the stage that the others wait for
+        # All stages wait for the slowest, and the last one computes the head as well.
         if last * block_s + head_s >= first * block_s:
             layers, extra_s = last, head_s
         launch_s = layers * max(0.0, host_s - work_s)
@@ -177,6 +179,7 @@ class StepModel:
             ),
             wait_s=0.0,
         )
+        # The share is of a whole step, so the wait is added after all other terms.
         nodes = max(1.0, layout.world_size / self.cluster.devices_per_node)
         found = found._replace(wait_s=found.step_s * SLOWER_PER_DOUBLING * log2(nodes))
         if self._scale == 1.0:
@@ -200,6 +203,7 @@ class StepModel:
 
     def _groups(self, layout: Layout) -> tuple[Group, Group]:
         """Ranks that share one copy, and ranks that hold the same part of different copies."""
+        # tp is the fastest axis, so a node holds this many ranks of the data axes.
         beside = max(1, self.cluster.reach // layout.tp)
         shards = layout.dp_shard * layout.cp
         inner = Group(size=shards, per_node=min(shards, beside))
@@ -227,6 +231,7 @@ class StepModel:
         if tech.overlap_data:
             exposed = _overlapped(forward, gather) - forward
             exposed += _overlapped(backward, gather + reduce) - backward
+            # Copies are summed in the last micro-batch only, so this part counts once a step.
             sync = _overlapped(backward, gather + reduce + across) - _overlapped(
                 backward, gather + reduce
             )
@@ -235,7 +240,7 @@ class StepModel:
         table = table_parameters(self.times.shape, layout)
         ends = 0.5 * all_gather_s(table * wire, inner, cluster)
         ends += 0.5 * reduce_scatter_s(table * formats.reduce_bytes, inner, cluster)
-        # the very first gather and the very last sum have nothing to hide behind
+        # The very first gather and the very last sum have nothing to hide behind.
         return passes * (layers * exposed + ends / layout.pp) + layers * sync + gather + reduce
 
     def _summed_s(self, layout: Layout, *, layers: float, passes: int, backward: float) -> float:
@@ -246,6 +251,7 @@ class StepModel:
         summed = self._trained_share * elements * formats.reduce_bytes
         shared = all_reduce_s(summed / inner.size, outer, cluster)
         if inner.size > 1:
+            # Zero 2 keeps gradients sharded and reduces every micro-batch; zero 1 reduces once.
             times = passes if layout.zero == 2 else 1
             reduced = reduce_scatter_s(summed, inner, cluster)
             shared += all_gather_s(elements * formats.compute_bytes, inner, cluster)
@@ -266,9 +272,11 @@ class StepModel:
         tokens = micro_batch * times.seq_len // layout.cp
         nbytes = tokens * times.shape.hidden_size * times.formats.compute_bytes / layout.tp
         stage_ranks = layout.tp * layout.cp * layout.data_ranks
+        # pp is the slowest axis: stages are neighbours in one node only if all of them fit there.
         leaves = stage_ranks * layout.pp > self.cluster.reach
+        # The activation goes to the next stage, its gradient comes back.
         one = 2 * send_s(nbytes, leaves_node=leaves, cluster=self.cluster)
-        if tech.schedule == "interleaved":  # beside the other chunks of the same rank
+        if tech.schedule == "interleaved":  # while other chunks of the rank compute
             return one * tech.virtual_stages * (BUSY * passes + layout.pp - 1)
         return one * (passes + layout.pp - 1)
 
@@ -294,6 +302,7 @@ class StepModel:
             global_batch=passes * micro_batch * layout.data_ranks, formats=times.formats,
             recompute=recompute, techniques=times.techniques, trained=times.trained,
         )  # fmt: skip
+        # Transfers hide behind the compute of the step as a whole: the prefetch is not modelled.
         exposed_s = max(0.0, overlapped_transfer_bytes(workload) / link - work_s)
         return exposed_s + moved_for_update(workload) / link
 
@@ -325,8 +334,10 @@ def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques, sha
         return Pass(0.0, share * forward.attention_s, 0.0, share * 0.3 * forward.host_s)
     if recompute == "selective":
         redone = (1 - techniques.selective_products) * forward.matmul_s
+        # Attention's output is kept: it costs much to compute and little to hold.
         return Pass(share * redone, 0.0, share * forward.elementwise_s, share * forward.host_s)
     share *= 1.0 if recompute == "full" else 1 / recompute
+    # Collectives inside the block run again as well.
     return Pass(*(share * getattr(forward, field) for field in Pass.__slots__))
 
 

@@ -62,6 +62,7 @@ def speed_of(
     """A predicted rate, or why there is none; and whether somebody timed what it rests on."""
     if tokens_per_s is None:
         return Speed(tokens_per_s=None, reason=reason)
+    # Only a measured product replaces the rate that the mark is about; links do not.
     is_calibrated = calibration is not None and calibration.matmul_share is not None
     unmeasured = ""
     if accelerator is not None and not is_calibrated:

@@ -32,6 +32,7 @@ def traffic_terms(workload: Workload) -> tuple[Term, ...]:
     expert, and evaluation.
     """
     last = workload.layout.pp - 1
+    # A stage in the middle has no table, but sends over two borders.
     stages = {0, min(1, last), last}
     return max(
         (stage_traffic(workload, stage) for stage in sorted(stages)),
@@ -75,9 +76,11 @@ class _Traffic:
         dealt = self.layers * expert_elements(self.shape, layout)
         dense = self.layers * block_elements(self.shape, layout) - dealt + self._outside()
         if self.trained is not None and self.w.trained is not None and self.w.trained.added:
+            # Adapters are not part of the model's shape, and FSDP gathers them with their block.
             dense += self.trained.elements
         learnt_dealt = dealt if self.trained is None else self.trained.experts
         learnt = dense if self.trained is None else self.trained.elements - learnt_dealt
+        # With one shard there is nothing to gather, and copies are summed once a step.
         zero = 1 if shards == 1 else layout.zero
         if zero == 3:
             times = f"2 x {self.passes} micro-batches, what comes after the blocks once each"
@@ -109,6 +112,7 @@ class _Traffic:
         held = learnt / shards + learnt_dealt / expert_shards
         yield Term(
             name="all-reduce",
+            # An all-reduce is a reduce-scatter and an all-gather: each part is sent twice.
             bytes=round(2 * _part(copies) * held * formats.reduce_bytes),
             reason=f"gradient shards, {each}, over {copies} copies, once",
         )
@@ -116,6 +120,7 @@ class _Traffic:
     def _outside(self) -> float:
         """Parameters of the stage that are in no block."""
         tables = self.is_first + self.is_last
+        # Over a pipeline a tied table exists at both ends, on different ranks.
         if self.layout.pp == 1 and self.shape.tie_word_embeddings:
             tables = 1
         small = small_parameters(self.shape, first=self.is_first, last=self.is_last)
@@ -135,14 +140,14 @@ class _Traffic:
     def tensor(self) -> Iterator[Term]:
         """Tokens gathered before matrices and summed after them; gradients of what is not split."""
         tp = self.layout.tp
-        # before attention and MLP, after both, and the transposes in the backward pass; and once
-        # more before each whose matrices keep a share of their inputs alone
+        # Gathers before attention and MLP, sums after both, their transposes backward. A rank keeps
+        # its share of the inputs, so they are gathered once more for gradients of matrices.
         forward, block = 4, 4.0
         gathers = self.layers * len(self.shape.family.gathered)
         if self.trained is not None:
             gathers = self.trained.gathers
-        # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
-        # the other one too, but of fp8 products
+        # The last sum of a block is not recomputed, as nothing after it needs it. `selective` keeps
+        # the other sum too, except that of fp8 products.
         keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
         block += (2 if keeps_sums else 3 + self._recomputed_sums()) * self.recompute_share
         ends = self._ends()
@@ -159,6 +164,7 @@ class _Traffic:
             ),
             reason=f"gathered and summed over {tp} ranks in both passes",
         )
+        # The split loss sums three fp32 numbers a token; logits never leave their rank.
         vocabulary = 3 * 4 * self.tokens * self.passes * self.is_last
         unsplit: float = self.layers * self.shape.unsplit_block_parameters + small_parameters(
             self.shape, first=self.is_first, last=self.is_last
@@ -225,12 +231,12 @@ class _Traffic:
             for number in (shape.num_attention_heads, shape.num_key_value_heads)
         )
         if self.w.techniques.cp_exchange == "heads":
-            # q, k, v and the output, of a share of the tokens; few KV heads are sent repeatedly
+            # q, k, v and the output of a rank's tokens; KV heads repeat until cp divides them.
             exchanged = (2 * heads + 2 * max(kv_heads, cp)) * shape.head_width * self.tokens
             times, what = 2 + self.recompute_share, "tokens against heads, in both passes"
         else:
-            # forward, again in the backward pass, gradients; a block in n that is recomputed once
-            # more, while `full` and `selective` leave out one gather of the backward pass
+            # 3: gathered in both passes, and the gradients. A recomputed n-th block gathers once
+            # more, while `full` and `selective` leave out one gather of the backward pass.
             extra = self.recompute_share if isinstance(self.w.recompute, int) else 0.0
             exchanged = 2 * kv_heads * shape.head_width * self.w.tokens
             times, what = 3 + extra, "keys and values gathered in both passes, and their gradients"

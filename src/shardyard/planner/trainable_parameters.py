@@ -92,6 +92,7 @@ class TrainableElements:
     @property
     def lowest(self) -> int:
         """The first block with a backward pass; the number of blocks: none has one."""
+        # What comes before the blocks gets its gradient through all of them.
         if any(self.table) or any(self.before):
             return 0
         return next((n for n, each in enumerate(self.blocks) if any(each)), len(self.blocks))
@@ -141,7 +142,7 @@ def trainable_after_freezing(shape: ModelShape, frozen: Sequence[str]) -> Traina
     is_tied = shape.tie_word_embeddings
     prefixes = [f"{family.blocks}.{block}." for block in range(shape.num_hidden_layers)]
     names = (f"{family.embedding.module}.weight", f"{family.head.module}.weight")
-    # tied, either name freezes both
+    # Tied, embedding and head are one parameter: either name freezes both.
     table_is_frozen = is_tied and any(is_frozen(name, frozen) for name in names)
     nothing = Elements(0, 0, 0)
     others = [row for row in family.before if row is not family.embedding]
@@ -164,6 +165,7 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
     blocks, sizes, at_end = [], [], 0
     for targets in targets_of(shape, lora.targets).values():
         at_end += any(each.row.module == shape.family.rowwise[-1] for each in targets)
+        # tp splits one matrix of an adapter as its target is split, and keeps the other whole.
         halves = [target.elements(shape, rank) for target in targets]
         blocks.append(Elements(sum(a for a, _ in halves), sum(b for _, b in halves), 0))
         sizes.append(
@@ -178,6 +180,7 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
         head=nothing,
         is_tied=shape.tie_word_embeddings,
         products=(0.0,) * shape.num_hidden_layers,
+        # A frozen base has no gradients of matrices, so tp gathers none of its inputs again.
         gathers=(0,) * shape.num_hidden_layers,
         adapters=Adapters(
             rank=rank,
@@ -207,6 +210,7 @@ def _elements(
 
 def _active_elements(shape: ModelShape, prefix: str, frozen: Sequence[str]) -> int:
     return sum(
+        # Work, not size: a token visits few of the experts.
         elements * (shape.num_experts_per_tok if row.per_expert else 1)
         for row in shape.family.block
         if row.columns is not None

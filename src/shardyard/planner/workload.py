@@ -168,6 +168,7 @@ class Workload:
     @property
     def micro_batches(self) -> int:
         """Passes of one data rank in one step."""
+        # FSDP needs equal numbers of passes on all ranks, so a short share is padded.
         per_rank = -(-self.global_batch // self.layout.data_ranks)
         return -(-per_rank // self.micro_batch)
 
@@ -189,6 +190,7 @@ def with_layout(
             tp=layout.tp,
             compute_bytes=workload.formats.compute_bytes,
         )
+        # With GPipe each micro-batch would have a gradient of the head waiting: no chunks.
         waits = waits_for_logits(techniques.schedule, pp=layout.pp)
         techniques = replace(techniques, loss_chunk=None if waits else logits.chunk)
     return replace(
@@ -227,6 +229,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         formats=_with_copies(formats_of(recipe), recipe, shape),
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
+            # No flash kernel of torch bends scores by a soft cap, so they are written to memory.
             attention="flash" if shape.attn_logit_softcapping is None else "unfused",
             kernels="compiled" if recipe.model.compile is True else "eager",
             loss="in place",
@@ -260,7 +263,7 @@ def formats_of(recipe: Recipe) -> Formats:
         if recipe.precision.reduce == "exact"
         else 4,  # integers until they are summed
         optimizer_bytes=optimizer_bytes(recipe),
-        # an average is read and written, and the weight is read once more
+        # An average is read and written, and the weight is read once more for it.
         update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
         reduce_bytes=REDUCE_BYTES[recipe.precision.reduce],
         compute_bytes=FORMAT_BYTES[compute],
@@ -280,7 +283,7 @@ def _with_copies(formats: Formats, recipe: Recipe, shape: ModelShape) -> Formats
         keeping=replace(
             formats.keeping,
             copies_on_one_rank=True,
-            # only a compiled block's are: a graph is given them
+            # Only compiled blocks have buffers: a graph cannot create the sum, so it is given one.
             has_gradient_buffers=recipe.model.compile is True,
         ),
     )

@@ -39,11 +39,12 @@ class ImageSpace:
     def ways(self) -> Iterator[tuple[tuple[Layout, Recompute], list[int]]]:
         """Layouts and recompute modes, each with its micro-batches, smallest first."""
         ranks, batch = self._cluster.devices, self._step.global_batch
+        # Only data axes split a network for images: every device reads samples of its own.
         sizes = self._sizes(-(-batch // ranks))
         if not sizes or check_batch(ranks, global_batch=batch, micro_batch=1):
             return
         for dp_shard in (n for n in range(1, ranks + 1) if ranks % n == 0):
-            # one shard at zero 3 has nothing to split, but drops its copy in the computing format
+            # One shard at zero 3 splits nothing, but it frees its copy in the computing format.
             for zero in (1, 2, 3) if dp_shard > 1 else (1, 3):
                 layout = Layout(
                     dp_replicate=ranks // dp_shard, dp_shard=dp_shard, cp=1, tp=1, pp=1, ep=1,

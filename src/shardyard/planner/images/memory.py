@@ -71,6 +71,7 @@ def _terms(step: ImageStep, part_index: int) -> tuple[Term, ...]:
     held, formats = _network_parameters(step), step.formats
     split = f" over {shards(step)} ranks" if shards(step) > 1 else " on every rank"
     gradients, waiting = gradients_bytes(step, held), unreduced_gradient_bytes(step, held)
+    # From the second pass on all gradients exist, whichever block the pass is at.
     if is_first_pass(step):
         gradients *= _share_after(step, part_index)
     gathered = whole_copy_bytes(step, held) + _gathered(step, part_index)
@@ -140,6 +141,7 @@ def _saved_activations(step: ImageStep, part_index: int) -> float:
 def _part_bytes(step: ImageStep, part: OperatorGroup) -> float:
     """Outputs that a backward needs, of one image."""
     elements = sum(row.saved_elements for row in part.operators)
+    # Max pooling keeps the place of each maximum as a 64-bit index.
     return step.formats.compute_bytes * elements + 8 * sum(
         row.saved_indices for row in part.operators
     )
@@ -161,7 +163,8 @@ def _saved_reason(step: ImageStep) -> str:
     )
 
 
-# Bytes a rank sends in a step on images, over the data axes; as ``planner/traffic.py``.
+# A network for images is split over data axes only, so its traffic has three terms at most.
+# ``planner/traffic.py`` names the sources of the formulas.
 
 
 def image_traffic(step: ImageStep) -> tuple[Term, ...]:
@@ -175,6 +178,7 @@ def image_traffic(step: ImageStep) -> tuple[Term, ...]:
         if layout.zero == 3:
             times = f"blocks 2 x {passes} micro-batches, the rest once each"
             gathered = passes * (step.parameters + float(blocks))
+        # Zero 2 and 3 keep gradients sharded, so they reduce after every pass.
         if layout.zero > 1:
             sums = passes
         part, each = (shards - 1) / shards, f"{formats.reduce_bytes:g} bytes each"
@@ -201,7 +205,7 @@ def image_traffic(step: ImageStep) -> tuple[Term, ...]:
     return tuple(found)
 
 
-# What a rank would need less of a network for images; as ``planner/memory_savings.py``.
+# These settings save memory and keep the training result, as in ``planner/memory_savings.py``.
 
 
 def image_savings(step: ImageStep) -> tuple[Saving, ...]:
@@ -215,6 +219,7 @@ def image_savings(step: ImageStep) -> tuple[Saving, ...]:
 
 
 def _others(step: ImageStep) -> Iterator[tuple[str, ImageStep]]:
+    # Batch norms normalise over the micro-batch, so another one changes the training result.
     if step.micro_batch > 1 and not step.has_batch_norm:
         size = step.micro_batch // 2
         yield f"optim.micro_batch={size}", replace(step, micro_batch=size)

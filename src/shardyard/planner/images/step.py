@@ -21,7 +21,7 @@ from shardyard.families.images.operators import Operator
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.workload import Formats, Recompute, Techniques, formats_of
 
-# How many images the cores of a node decode, and how many cores a training needs for that.
+# The cores of a node decode images. Devices that train faster than that wait for them.
 
 DECODED_PER_WORKER_S = 130.0
 """Images that one worker process decodes, crops and flips in a second with busy neighbours.
@@ -70,6 +70,7 @@ def workers_of(cluster: ClusterHardware, threads: int | None) -> int | None:
     """
     if cluster.threads is None:
         return None
+    # A recipe may ask for more threads than the node has.
     if threads is not None:
         return min(threads * cluster.devices_per_node, cluster.threads)
     return max(1, int(THREADS_SHARE * cluster.threads))
@@ -202,7 +203,7 @@ def image_step_on(step: ImageStep, cluster: ClusterHardware) -> ImageStep:
     return replace(step, global_batch=batch, decoded_per_s=decoded_per_s(cluster, step.threads))
 
 
-# From a recipe for images to the step that is planned, and what of it is not counted.
+# A recipe for images becomes a step here, and settings that no plan counts are listed.
 
 
 def image_step_of(

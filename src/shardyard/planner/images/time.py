@@ -45,7 +45,7 @@ A100: 272 us forward and 4.8 ms with backward in fp32, 201 and 684 us in fp16 (p
 18631, 2022-10-20), where fp32 forward is taken to be as fast as memory. bf16: as fp16."""
 
 _PASSES: dict[str, tuple[int, int, int, int]] = {
-    # forward: input, output; backward: what has the input's size, what has the output's
+    # Forward: input, output. Backward: tensors of the input's size, and of the output's.
     "conv": (1, 1, 2, 2),  # gradient of the input written, input read; gradient read twice
     "depthwise": (1, 1, 2, 2),
     "linear": (1, 1, 2, 2),
@@ -154,6 +154,7 @@ def image_parts(
     forward, backward = sum(t.forward_s for t in timed), sum(t.backward_s for t in timed)
     again = sum(t.recompute_s for t in timed)
     host_s = HOST_S * len(step.operators)
+    # The two directions wait apart: a fast forward pass cannot make up for a slow backward pass.
     launch_s = max(0.0, host_s - forward) + max(0.0, host_s - backward - again)
     passes = step.micro_batches
     moved = step.parameters / _shards(step) * step.formats.update_bytes
@@ -181,6 +182,7 @@ def image_parts(
     found = Parts(*(seconds * scale for seconds in found))
     if step.decoded_per_s is None:
         return found
+    # Workers decode the next step's images meanwhile, so only what outlasts the step is waited for.
     decoding_s = step.global_batch / step.decoded_per_s
     return found._replace(input_s=max(0.0, decoding_s - found.step_s))
 
@@ -232,7 +234,7 @@ def _device(
     found = rates(accelerator, number_format, calibration)
     return _Device(
         rates=found,
-        # without tensor cores a narrow tile costs nothing: its operands come from registers
+        # Without tensor cores a narrow tile costs nothing: its operands come from registers.
         tiles=((64, 32, 1.0),) if number_format == "fp32" else TILES,
         plain_flops_per_s=accelerator.achievable_flops_per_s("fp32") or found.flops_per_s,
     )
@@ -296,6 +298,7 @@ def _arithmetic_s(row: Operator, batch: int, device: _Device) -> float:
     """Return the arithmetic time of the forward pass."""
     if row.kind == "attention":
         return batch * row.flops / device.rates.flash_flops_per_s
+    # A depthwise filter has one channel: no matrix product, so no tensor cores.
     if row.matrix is None:
         return batch * row.flops / device.plain_flops_per_s
     rows, columns, depth = row.matrix
@@ -352,6 +355,7 @@ def _data_s(
     last = _exposed_sums_s(step, timed, cluster, slower=slower, gathers=gathers_each)
     exposed = last
     if sums_each and passes > 1:
+        # Copies are summed after the last pass only; the passes before reduce within a copy.
         alone = replace(step, layout=replace(step.layout, dp_replicate=1))
         between = _exposed_sums_s(alone, timed, cluster, slower=slower, gathers=gathers_each)
         exposed += (passes - 1) * between
@@ -368,6 +372,7 @@ def _norm_sums_s(step: ImageStep, cluster: ClusterHardware) -> float:
     """
     ranks = step.layout.data_ranks
     group = Group(size=ranks, per_node=min(ranks, cluster.reach))
+    # 4 bytes each, as running means and variances are fp32 in every format.
     return sum(
         2 * all_reduce_s(4.0 * row.buffers, group, cluster) for row in step.operators if row.buffers
     )
@@ -407,6 +412,7 @@ def _exposed_sums_s(
     for each in reversed(timed):
         now += slower * (each.backward_s + each.recompute_s)
         waiting += each.part.parameters * step.formats.reduce_bytes
+        # Without buckets the limit is 0: each part is sent at once. The last part flushes the rest.
         if waiting < limit and each is not timed[0]:
             continue
         took = reduce_scatter_s(waiting, inner, cluster)
