@@ -94,11 +94,13 @@ class SideJob:
     @property
     def label(self) -> str:
         """``<kind>-<digest of the arguments>``: the same for what is the same work."""
+        # By this label a repeated command finds the side job that an interrupted one left.
         return f"{self.kind}-{hashlib.sha256(self.to_text().encode()).hexdigest()[:12]}"
 
     def to_text(self) -> str:
         """Return the text that is given to its node."""
         content = {"kind": self.kind, "arguments": self.arguments}
+        # Sorted, so that the label's digest does not depend on the order of the arguments.
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
@@ -159,6 +161,7 @@ class LaunchRequest:
         """Return the job's limit: launch.time_limit, or the rest of a capacity block if shorter."""
         asked = self.recipe.launch.time_limit
         limits = [] if asked is None else [parse_seconds(asked)]
+        # Schedulers know no clock time, only a limit that counts from a job's start.
         limits += [] if self.block_left_s is None else [self.block_left_s]
         return min(limits, default=None)
 
@@ -167,6 +170,7 @@ class LaunchRequest:
         """Ends the name of a side job, which no other job of any run has; empty: the training."""
         if self.side is None:
             return ""
+        # The submission is part of it: a second try of the same work needs a name that is free.
         text = f"{self.run_id}/{self.side.label}/{self.submission}"
         return f"-{self.side.kind}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -178,6 +182,7 @@ class LaunchRequest:
     @property
     def origin(self) -> str:
         """Marks what a submission makes: two users may have runs of one id. Tells no nonce."""
+        # Others can read tags and annotations, and could forge marked lines with the nonce itself.
         return hashlib.sha256(self.nonce.encode()).hexdigest()[:16] if self.nonce else ""
 
     @property
@@ -189,8 +194,10 @@ class LaunchRequest:
         if self.bench is not None:
             ours[BENCH_VARIABLE] = self.bench.to_text()
         if self.back_to is not None:
+            # Node 0 goes back once per submission: a requeued job must not undo its progress again.
             asked = {"step": self.back_to.step, "skip_steps": self.back_to.skip_steps}
             ours[_BACK_TO_VARIABLE] = json.dumps({**asked, "submission": self.submission})
+        # Ours come last, so that launch.env cannot replace the nonce of node 0's marked lines.
         return {**self.recipe.launch.env, **ours}
 
 
@@ -221,8 +228,10 @@ def pop_back_to(environ: MutableMapping[str, str]) -> RollbackTarget | None:
     try:
         back_to = RollbackTarget(**parse_json(text), is_requested=True)
     except (ValueError, TypeError, RecursionError):
+        # Step 0 fails the check below, which has the message for both mistakes.
         back_to = RollbackTarget(step=0)
     numbers = (back_to.step, back_to.skip_steps, back_to.submission)
+    # Not isinstance: JSON's true and false become bool, which is an int.
     if any(type(number) is not int or number < 0 for number in numbers) or back_to.step < 1:
         raise RequestError(
             f"{_BACK_TO_VARIABLE}={text[:100]!r} names no step to go back to. The command line "
@@ -353,6 +362,7 @@ def read_node_assignment(word: str, environ: Mapping[str, str]) -> NodeAssignmen
     """
     ours = NODE_ASSIGNMENT_READERS.get(word)
     if ours is None:
+        # A word of no installed package gets the message below, which lists the words for --place.
         theirs = launcher_class(word) if word in installed("launchers") else None
         read = getattr(theirs, "node_assignment", None)
     else:
@@ -369,6 +379,7 @@ def read_node_assignment(word: str, environ: Mapping[str, str]) -> NodeAssignmen
 def _launcher_error(kind: Any, name: str) -> str:
     if not isinstance(kind, type):
         return f"is {kind!r}, not a class"
+    # Read off the protocol, so that a new member is demanded of packages without another list.
     wanted = [*Launcher.__annotations__, *(key for key in vars(Launcher) if key[0] != "_")]
     launcher: type[Launcher] = kind
     missing = [key for key in wanted if not hasattr(launcher, key)]

@@ -69,7 +69,9 @@ def bundle(
         content[f"code/{name}"] = (data, _mode(listed.sent[name]))
     archive = _tar(content)
     return Bundle(
+        # The digest is of the tar, since versions of zlib may compress the same bytes differently.
         digest=hashlib.sha256(archive).hexdigest(),
+        # gzip writes the current time into its header unless a time is given.
         archive=gzip.compress(archive, mtime=0),
         files=len(content),
         names=tuple(sorted(listed.sent)),
@@ -101,6 +103,7 @@ def unpack(path: Path, into: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_
     """
     members = _members(path, digest=digest, limit_bytes=limit_bytes)
     for name, (content, mode) in members.items():
+        # The mask drops setuid bits and the right of other users to write.
         _write(into / name, content, mode=mode & 0o755)
 
 
@@ -123,9 +126,11 @@ def read_archive(path: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES)
         DataError: It cannot be read, is too large, or has another digest.
     """
     try:
+        # Opening a named pipe would block until a writer comes.
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError("it is no plain file")
         with gzip.open(path) as file:
+            # One byte beyond the limit tells that there is more: a small file may hold gigabytes.
             archive = file.read(limit_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"bundle {path} cannot be read: {error}. {_AGAIN}") from error
@@ -160,6 +165,7 @@ def recheck_bundle(path: Path, *, digest: str) -> Bundle:
     kept = {
         name: each for name, each in members.items() if name.removeprefix("code/") not in private
     }
+    # Repacked only where files are left out: otherwise the digest stays that of the launched code.
     archive = _tar(kept) if private else read_archive(path, digest=digest)
     return Bundle(
         digest=hashlib.sha256(archive).hexdigest(),
@@ -221,12 +227,14 @@ def _write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write the file as a whole or not at all: a reader never sees half a file."""
     try:
         make_folder(path.parent)
+        # Linux limits a name to 255 bytes, and the draft adds ten.
         draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
         # with the rights that the umask leaves of the mode, as of any file that a user makes
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
+            # On disk before the rename: after a power cut the name must not lead to an empty file.
             os.fsync(file.fileno())
         draft.replace(path)
         flush_folder(path.parent)

@@ -15,6 +15,7 @@ from shardyard.units import format_bytes
 LIMIT_BYTES = 64 * 2**20
 """Code is small; what is larger is data or weights that were listed by mistake."""
 
+# Folders outside a git repository have no .gitignore that leaves these out.
 _NEVER = {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 
 
@@ -42,6 +43,7 @@ def code_files(entries: Iterable[str], start: Path, *, limit_bytes: int = LIMIT_
     for entry in entries:
         found = _files_of_entry(entry, start)
         private = {name: why for name, file in found.items() if (why := private_reason(name, file))}
+        # An entry that sends nothing is a mistake; a folder of code with one key in it is not.
         if private and len(private) == len(found):
             raise RequestError(_only_private(entry, private))
         excluded_files |= private
@@ -57,6 +59,7 @@ def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:
     Raises:
         RequestError: Files hold tokens or keys; all are named, and none is shown.
     """
+    # The bytes that are searched are those that are sent: a file may change between two reads.
     found = {name: file.read_bytes() for name, file in files.items()}
     check_no_credentials(found)
     return found
@@ -89,10 +92,13 @@ def _files_of_entry(entry: str, start: Path) -> dict[str, Path]:
     why_not = unreadable_reason(str(given))
     if why_not is not None:
         raise RequestError(f"launch.code={entry} {why_not}")
+    # A path that exists is meant literally, whatever brackets are in its name.
     places = [given] if given.exists() else _matches(given)
     files: dict[str, Path] = {}
     for place in (place.resolve() for place in places):
+        # Outside the start folder names begin at the entry: a node does not have its parents.
         base = start if place.is_relative_to(start) else place.parent
+        # A named pipe or a device would block the read.
         if not place.is_dir() and not place.is_file():
             raise RequestError(f"launch.code: {entry!r} lists {place}, which is no file or folder.")
         for file in _files_of(place):
@@ -134,12 +140,15 @@ def _files_of(root: Path) -> Iterator[Path]:
         return
     listed = _tracked(root)
     for path in root.rglob("*") if listed is None else listed:
+        # A broken link is no file. It goes on to `_check_link`, which names it.
         if path.is_file() or path.is_symlink():
             yield path
 
 
 def _tracked(folder: Path) -> list[Path] | None:
     """Return the files git tracks or would add, .gitignore respected; None: no repository."""
+    # -z because names may hold any character; --deduplicate because git lists a file in a merge
+    # conflict once for each of its stages.
     answer = git(
         folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate",
         timeout_s=60,
@@ -182,8 +191,10 @@ def module_of(name: str) -> str:
     """The module or package that a file makes importable at the top; empty: none."""
     top, is_below, rest = name.partition("/")
     if is_below:
+        # A folder without __init__ hides no module: Python prefers any regular one on its path.
         return top if rest.partition(".")[0] == "__init__" else ""
     module, _, suffix = top.partition(".")
+    # Compiled modules have long suffixes, such as .cpython-312-x86_64-linux-gnu.so.
     return module if suffix == "py" or suffix.endswith("so") else ""
 
 

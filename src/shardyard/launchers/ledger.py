@@ -180,6 +180,7 @@ class Ledger:
             if line["action"] in ("failed", "removed"):
                 entries.pop(key, None)
             elif line["action"] not in _NO_OBJECT:
+                # A later line of the same object replaces the earlier one: `created` adds the id.
                 entries[key] = _entry(line)
         return list(entries.values())
 
@@ -188,6 +189,7 @@ class Ledger:
         since: list[tuple[str, str, str]] = []
         for line in self._lines():
             if line["action"] == "submitted":
+                # The lines before it belong to the job that it records, so they were not cut off.
                 since.clear()
             elif line["action"] in ("intended", "created"):
                 since.append(_key(line))
@@ -236,6 +238,7 @@ class Ledger:
 
     def open(self) -> BinaryIO:
         """The file, to append to or to lock; made if it is not there."""
+        # A run copied by `cp -al` shares this file: the original must not get these lines.
         break_links(self.path)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         return os.fdopen(os.open(self.path, flags, FILE_MODE), "a+b")
@@ -252,6 +255,7 @@ class Ledger:
 
     def _lines(self) -> list[dict[str, Any]]:
         text = self._read()
+        # A submission locks the file before its first line; an empty one without lock is damaged.
         if text is None or (not text and self._is_locked()):
             return []
         lines, is_torn = [], False
@@ -272,6 +276,7 @@ class Ledger:
                     "what it may have named."
                 )
             lines.append(line)
+        # With notes alone, the torn line may have been the first one that named an object.
         if not lines or (is_torn and all(line["action"] == "noted" for line in lines)):
             raise StorageError(_damaged_message(self.path, "torn" if is_torn else "empty"))
         return lines
@@ -279,6 +284,7 @@ class Ledger:
     def _is_locked(self) -> bool:
         """Whether a command submits the run at this moment."""
         with self.path.open("rb") as file:
+            # A shared lock, so that two commands that read do not take each other for a submission.
             is_free = take_lock(file.fileno(), is_shared=True)
             drop_lock(file.fileno())
         return not is_free
@@ -289,6 +295,7 @@ class Ledger:
         Raises:
             StorageError: The ledger is gone or cannot be read, so it is not known what it named.
         """
+        # Not exists(): a broken link here means a ledger out of reach, not a run without one.
         if not os.path.lexists(self.path):
             if (self.path.parent / _TRACE).exists():
                 raise StorageError(_damaged_message(self.path, "missing"))
@@ -318,8 +325,10 @@ class Ledger:
                 torn = file.read() not in (b"", b"\n")  # a writer was killed in its line
                 file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
                 file.flush()
+                # A power cut after the object's creation must not take the only line that names it.
                 os.fsync(file.fileno())
             if is_new:
+                # fsync of a file does not save its name, which is an entry of the folder.
                 flush_folder(self.path.parent)
         except OSError as error:
             raise StorageError(
@@ -388,7 +397,7 @@ def _line_error(line: Any, folder: Path) -> str:
         return ""  # nothing is asked about it or ended
     forms = _forms(line["launcher"])
     if forms is None:
-        return ""  # whoever looks for the launcher says that there is none
+        return ""  # the verb that loads the launcher says that there is none
     if (line["action"] == "submitted") != (line["kind"] == SUBMITTED) or line["kind"] not in forms:
         return f"{line['launcher']} has no kind={line['kind']!r} that is {line['action']}"
     return _form_error(line, forms[line["kind"]], folder)
@@ -449,6 +458,7 @@ def _folder_error(details: Mapping[str, str], form: re.Pattern[str] | None, run:
         return "it has no details.folder"
     try:
         inside = Path(text).resolve().relative_to(run.resolve()).as_posix()
+    # Before Python 3.13 resolve() raises RuntimeError for a loop of links.
     except (ValueError, OSError, RuntimeError):
         inside = ""
     if form.fullmatch(inside):

@@ -32,6 +32,7 @@ def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
     if trusts_folder or not ledger.exists():
         return
     folder = ledger.parent
+    # If the ledger is a link, the owners of the file behind it decide as much.
     real = ledger.resolve()
     inside = [path for name in _STEERING for path in sorted(folder.glob(name)) if path.exists()]
     paths = list(dict.fromkeys([ledger, real, folder, real.parent, *inside]))
@@ -61,6 +62,7 @@ def check_writable(run_dir: RunDir) -> None:
     shut = [
         path
         for path in written
+        # access() asks for the real user by default, but files are opened as the effective one.
         if path.exists() and not os.access(path, os.W_OK, effective_ids=True)
     ]
     if not shut:

@@ -127,6 +127,7 @@ class LocalLauncher:
             else recipe.elastic.min_nodes,
             devices_per_node=request.devices_per_node,
             env=request.environment,
+            # A repeated command starts a failed side job again, so its supervisor does not.
             max_restarts=0 if request.side else recipe.elastic.max_restarts,
             drain_timeout_s=recipe.elastic.drain_timeout_s,
             time_limit_s=request.time_limit_s,
@@ -153,6 +154,7 @@ class LocalLauncher:
         (content,) = rendered.objects
         run = RunDir(Path(content["run_dir"]))
         if not rendered.side:
+            # Two trainings would overwrite each other's checkpoints; a side job takes no lease.
             _check_not_running(run, ledger)
         folder = _new_folder(run)
         entry = ledger.intend(
@@ -199,6 +201,7 @@ class LocalLauncher:
         state = {
             0: JobState.SUCCEEDED,
             EXIT_DRAINED: JobState.DRAINED,
+            # 130 is a run that stopped itself, which can be resumed like a drained one.
             EXIT_INTERRUPTED: JobState.DRAINED,
         }.get(code, JobState.FAILED)
         last_words = "" if run is None else _end_reason(run)
@@ -232,6 +235,7 @@ class LocalLauncher:
         removed, foreign = [], []
         who = _identity(job)
         if who is not None and who.is_alive and not _is_alive(job):
+            # It lives, but does not supervise this folder, so something changed the ledger.
             foreign.append(f"process {who.pid}")
         elif _is_alive(job):
             self.cancel(job)
@@ -301,6 +305,7 @@ def _new_folder(run: RunDir) -> Path:
         folder = run.path / "logs" / f"job-{number}"
         try:
             make_folder(folder.parent)
+            # mkdir fails if the folder exists, so two submissions at once cannot share a number.
             folder.mkdir(mode=FOLDER_MODE)
         except FileExistsError:
             continue
@@ -320,6 +325,7 @@ def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Iden
         ShardyardError: It did not start.
     """
     try:
+        # Ends when the supervisor moves its stdout from this pipe to its log.
         answer = subprocess.run(
             [*program, str(folder)],
             stdin=subprocess.DEVNULL,

@@ -71,6 +71,7 @@ class Identity:
     def of(pid: int) -> "Identity | None":
         """Return the identity; None: no such process, or it has ended and was not waited for."""
         boot = Path("/proc/sys/kernel/random/boot_id")
+        # Without /proc, `ps` gives the start in whole seconds, and there is no boot id to compare.
         if not boot.is_file():
             answer = subprocess.run(
                 ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
@@ -78,6 +79,7 @@ class Identity:
             started = "-".join(answer.stdout.split())
             return Identity(pid, started, "") if started else None
         try:
+            # Field 2, the program's name, may hold blanks and brackets: count from behind it.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return None
@@ -99,8 +101,10 @@ def supervises(pid: int, folder: str) -> bool:
             owner = process.stat().st_uid
         except OSError:
             return False
+        # Only the last three: the interpreter and its options differ between installations.
         return owner == os.geteuid() and words[-3:] == list(map(os.fsencode, _words(folder)))
     answer = subprocess.run(
+        # -ww, because ps cuts long command lines otherwise.
         ["ps", "-ww", "-o", "uid=,command=", "-p", str(pid)],
         capture_output=True, text=True, errors="surrogateescape", check=False,
     )  # fmt: skip
@@ -160,6 +164,7 @@ class Supervisor:
             if not self._may_restart():
                 break
             self.restarts += 1
+        # Nodes that the run did without do not decide how it ended.
         counted = [code for rank, code in enumerate(codes) if rank not in self._spared]
         code = job_exit_code(counted, is_stopped=bool(self.stop_reason))
         words = ""
@@ -171,6 +176,7 @@ class Supervisor:
     def _may_restart(self) -> bool:
         """Count a restart, if there were not too many within the last hour."""
         now_s = time.monotonic()
+        # Older ones do not count: a run of weeks would be ended by losses that are days apart.
         self._restarted_s = [at_s for at_s in self._restarted_s if now_s - at_s < _HOUR_S]
         if len(self._restarted_s) >= self._job.max_restarts:
             return False
@@ -193,6 +199,7 @@ class Supervisor:
             missed = {rank for rank, code in enumerate(codes) if code} - self._spared
             if ended_s is None and missed:
                 ended_s = time.monotonic()
+            # Counted from the job's start, so that a restarted session gets no new limit.
             limit_s = self._job.time_limit_s
             if limit_s is not None and time.monotonic() - self._started_s > limit_s:
                 self._stop("its time limit was over")
@@ -205,7 +212,7 @@ class Supervisor:
     def _poll(self) -> list[int | None]:
         codes = [node.poll() for node in self._nodes]
         if self._stop_requested_s is None:
-            # a node that has lost the others is what the others have lost
+            # A node that ends with 75 has lost the others, and so the others have lost it.
             lost = [
                 rank
                 for rank, code in enumerate(codes)
@@ -241,6 +248,7 @@ class Supervisor:
         processes = job.nodes * job.devices_per_node
         # A worker takes its share of the cores from its own node's number of processes alone.
         threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes))}
+        # The user's own OMP_NUM_THREADS comes later and wins.
         env = {**(threads if job.nodes > 1 else {}), **os.environ, **job.env}
         hosts = hosts_of(os.environ, job.nodes)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -249,6 +257,7 @@ class Supervisor:
             words = ["--node-rank", rank, "--nodes", job.nodes, "--rendezvous", endpoint]
             words += ["--session", self._session, "--store-moves"]
             place = [] if job.is_side else map(str, words)
+            # Appended, because each session of the job writes to the same file.
             with (self._folder / f"node-{rank}.log").open("ab") as log:
                 yield subprocess.Popen(
                     [*hosts.enter[rank], *job.program, *place],
@@ -301,6 +310,7 @@ def job_exit_code(codes: Sequence[int], *, is_stopped: bool) -> int:
     said = [code for code in codes if code and not _is_lost(code)]
     failed = [code for code in said if code not in _DRAINED]
     if is_stopped:
+        # Of a job that was asked to stop, 143 is the answer unless a node failed.
         return (failed or said or [1])[0]
     # Peers of a lost or failed node drain: that is not how the job ended.
     return (failed or [1])[0] if failed or any(map(_is_lost, codes)) else said[0]
@@ -315,6 +325,7 @@ def _end_with_parent() -> None:
     """Have the kernel drain this node should the supervisor be killed (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h
+        # prctl(2): a fork clears this setting and an exec keeps it, so it is set between the two.
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
 
 
@@ -325,13 +336,15 @@ def main(folder: Path) -> int:
         os._exit(0)
     os.setsid()
     supervisor = Supervisor(folder, JobFile.read(folder))
+    # Before the identity is printed: from then on a cancel may come.
     supervisor.listen()
     me = Identity.of(os.getpid())
     assert me is not None
     print(json.dumps([me.pid, me.started, me.boot]), flush=True)
     log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):  # whoever reads stdout goes on now
+    # Moving stdout off its pipe lets `start_supervisor` return.
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     with suppress(OSError):
         os.close(log)

@@ -39,6 +39,7 @@ def _next_lines(path: Path, offset: int, *, is_last: bool) -> tuple[list[str], i
     except FileNotFoundError:
         return [], offset
     whole = data.rfind(b"\n") + 1
+    # Waiting for the end of a line longer than a block would stop this file for ever.
     is_cut = len(data) == _BLOCK_BYTES or is_last
     used = data[:whole] if whole or not is_cut else data
     lines = used.decode(errors="replace").split("\n")  # not at CR: a progress bar is one line

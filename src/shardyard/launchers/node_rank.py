@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shardyard.errors import RequestError
 
+# torch's own default for the c10d rendezvous.
 PORT = 29400
 """Port of the rendezvous if node 0 has a network address of its own, as pods have."""
 
@@ -69,6 +70,7 @@ class Variables:
         if default is not None and self.optional(name) is None:
             return default
         value = self.text(name)
+        # int() also takes signs, blanks and underscores, which no scheduler writes.
         if not value.isdecimal():
             raise RequestError(
                 f"the variable {name}={value!r} is no number. --place {self._word} reads this "

@@ -66,6 +66,7 @@ def private_reason(name: str, file: Path) -> str | None:
     if not os.access(file, os.R_OK):
         return "you may not read it"
     mode = stat.S_IMODE(file.stat().st_mode)
+    # With a umask of 077 every file is private, so that the mode says nothing about this one.
     usual = 0o044 & ~_umask()
     if mode & usual != usual:
         return f"other users may not read it (mode {mode:04o})"
@@ -97,6 +98,7 @@ def is_called_private(path: PurePosixPath) -> bool:
 def tokens_in(content: bytes) -> list[tuple[int, str]]:
     """Lines of a text file that hold a token or a key, from 1, and of which kind."""
     text = _text(content)
+    # Most files hold no token: one search of the text is faster than one of each line.
     if text is None or find_token(text) is None:
         return []
     found = []
@@ -109,6 +111,7 @@ def tokens_in(content: bytes) -> list[tuple[int, str]]:
 
 def _text(content: bytes) -> str | None:
     """The text of a file, or None if it is binary."""
+    # UTF-16 is full of NUL bytes, and would pass for binary and go unsearched.
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16", errors="replace")
     return None if b"\0" in content[:8192] else content.decode(errors="replace")

@@ -5,6 +5,7 @@ from typing import Any
 
 from shardyard.plugins import load_entry_point, load_object
 
+# As text, because launchers import the ledger, which reads their forms through this table.
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launchers.local:LocalLauncher",
     "slurm": "shardyard.launchers.slurm.launcher:SlurmLauncher",

@@ -151,6 +151,7 @@ def _forms(value: str) -> Iterable[str]:
     """Yield the forms of the value in a text; a long line of a key counts by itself."""
     if not value.strip():
         return
+    # Shorter lines, such as the braces of a JSON key, would blank ordinary text.
     lines = [line for line in value.splitlines() if len(line) >= 16]
     for part in {value, value.strip(), *lines}:
         yield part
@@ -198,6 +199,7 @@ def _read(name: str, path: Path) -> str:
 
 def without_margins(value: str) -> str:
     """A value without the byte order mark and blanks that editors and shells put around it."""
+    # Twice, because blanks may be on either side of the mark.
     return value.strip().strip("\ufeff").strip()
 
 
@@ -207,6 +209,7 @@ def _sendable(where: str, name: str, value: str) -> str:
     Raises:
         RequestError: A character of it was changed by an editor or a chat.
     """
+    # A key in PEM form has line ends, and is sent in no header.
     if not _TOKEN.search(name) or "-----BEGIN" in value:
         return value
     wrong = next((each for each in value if not "!" <= each <= "~"), None)

@@ -102,6 +102,7 @@ def batch_checks(
     except ShardyardError as error:
         return [Finding(name="credentials", verdict="problem", what=str(error))]
     account = _Account(request, session, make_client)
+    # Without credentials each further question would fail with the same words.
     found = gather({"credentials": partial(_credentials, account)}, essential="credentials")
     if found[0].verdict == "problem":
         return found
@@ -183,6 +184,7 @@ def _template(account: _Account, ec2: Any, reference: Mapping[str, str]) -> dict
     }
     if not by:
         return {}
+    # Batch takes the template's default version where the environment names none.
     versions = [reference.get("version") or "$Default"]
     with translate_aws_errors("look at the launch template", account.region):
         answer = ec2.describe_launch_template_versions(**by, Versions=versions)
@@ -196,6 +198,7 @@ def _efa(account: _Account, name: str, template: Mapping[str, Any]) -> Iterator[
     if machine is None or not machine.efa_count:
         return
     interfaces = template.get("NetworkInterfaces") or []
+    # `efa-only` interfaces count: they have the device and lack only an IP address.
     count = sum(str(row.get("InterfaceType", "")).startswith("efa") for row in interfaces)
     what = f"instances of {name} get {count} EFA interfaces, and {machine.name} has "
     what += str(machine.efa_count)
@@ -254,6 +257,7 @@ def _task_network(account: _Account, ec2: Any, environment: Mapping[str, Any]) -
 
 def lets_in(rule: Mapping[str, Any], group: str) -> bool:
     """Whether a rule lets members of a group reach the rendezvous; ranges of addresses count."""
+    # -1 means every protocol, and such a rule has no ports.
     covers = rule["IpProtocol"] == "-1" or (
         rule["IpProtocol"] == "tcp" and rule["FromPort"] <= PORT <= rule["ToPort"]
     )
@@ -264,6 +268,7 @@ def lets_in(rule: Mapping[str, Any], group: str) -> bool:
 def _stop_time(account: _Account, name: str, template: Mapping[str, Any]) -> Finding:
     text = base64.b64decode(template.get("UserData") or "").decode(errors="replace")
     found = _STOP_TIMEOUT.search(text)
+    # 30 s is the ECS agent's own default.
     stop_s, drain_s = int(found[1]) if found else 30, account.request.recipe.elastic.drain_timeout_s
     what = f"instances of {name} give a container {stop_s} s to end, and a drain may take "
     what += f"{drain_s:g} s (elastic.drain_timeout_s)"
@@ -311,6 +316,7 @@ def _role(setting: str, arn: str, answer: Any) -> Finding:
 
 def _trusted(policy: Mapping[str, Any]) -> set[str]:
     """Services that a trust policy lets assume its role."""
+    # IAM accepts a single statement, or a single service, without a list around it.
     statements = policy.get("Statement") or []
     trusted: set[str] = set()
     for statement in statements if isinstance(statements, list) else [statements]:
@@ -325,6 +331,7 @@ def _log_group(account: _Account) -> Iterator[Finding]:
     logs, name = account.client("logs"), account.request.recipe.launch.aws_batch.log_group
     with translate_aws_errors("look for the log group", account.region):
         answer = logs.describe_log_groups(logGroupNamePrefix=name)
+    # The prefix of the question also matches longer names.
     if any(group["logGroupName"] == name for group in answer["logGroups"]):
         yield Finding(name="log group", verdict="ok", what=f"{name} is there")
         return
@@ -333,7 +340,7 @@ def _log_group(account: _Account) -> Iterator[Finding]:
     what += "role may; else no container starts"
     if name == LOG_GROUP:
         yield Finding(name="log group", verdict="warning", what=what, mend=mend)
-    else:  # nobody makes one of another name
+    else:  # Batch makes no group of another name
         what = f"there is no {name} (launch.aws_batch.log_group): no container would start"
         yield Finding(name="log group", verdict="problem", what=what, mend=mend)
 
@@ -413,6 +420,7 @@ def _secrets(account: _Account) -> Iterator[Finding]:
 def _secret(account: _Account, name: str) -> str | None:
     describe = partial(account.client("secretsmanager").describe_secret, SecretId=name)
     answer = account.find("look for the secret", describe, missing="ResourceNotFoundException")
+    # Secrets Manager still describes a secret that is scheduled for deletion.
     return None if answer is None or answer.get("DeletedDate") else str(answer["ARN"])
 
 

@@ -140,6 +140,7 @@ class BatchLauncher:
         region = str(session.region_name)
         batch = aws_client(session, "batch")
         definition, job = (call["params"] for call in rendered.objects)
+        # First, as nothing has to be undone yet: in a wrong queue a job waits in RUNNABLE for ever.
         check_queue(batch, job["jobQueue"], definition)
         self._check_no_active_job(batch, job)
         place = {"region": region, "queue": job["jobQueue"]}
@@ -204,6 +205,7 @@ class BatchLauncher:
                 end=f"aws batch terminate-job --region {region} --job-id {one['jobId']} "
                 "--reason stray",
             )
+            # ListJobs returns no tags, so each job is described.
             for one in self._describe(batch, ids)
             if RUN_TAG in one.get("tags", {})
         ]  # fmt: skip
@@ -269,6 +271,7 @@ class BatchLauncher:
             if entry.kind == JOB:
                 self._end_jobs(batch, entry, job.run_id, removal)
             elif entry.kind == DEFINITION:
+                # Each submission of this name registered a revision of its own.
                 confirmed = [one for one in ledger.all() if one.kind == entry.kind]
                 named = [one for one in confirmed if one.name == entry.name]
                 _deregister(batch, [*named, entry], job.run_id, removal)
@@ -316,6 +319,7 @@ class BatchLauncher:
             with translate_aws_errors("submit the job", ledger_details["region"]):
                 answer = self._unless_throttled(batch, params)
         except UncertainError:
+            # The job may exist and needs its definition, so both stay in the ledger.
             raise
         except ShardyardError as error:
             ledger.fail(entry, type(error).__name__)
@@ -334,6 +338,7 @@ class BatchLauncher:
             try:
                 return batch.submit_job(**params)
             except botocore.exceptions.ClientError as error:
+                # A throttled call was not carried out, so it alone may be repeated.
                 if error_code(error) not in THROTTLING_CODES:
                     raise
                 self._sleep(wait_s)
@@ -380,6 +385,7 @@ class BatchLauncher:
         ids = [entry.id] if entry.id else [one["jobId"] for one in _jobs_named(batch, place)]
         region = batch.meta.region_name
         going = [found for found in self._describe(batch, ids) if not _is_over(found)]
+        # All are checked before the first one ends: the check may raise.
         is_mine = [is_owned(found, entry, run_id=run_id, region=region) for found in going]
         for found, mine in zip(going, is_mine, strict=True):
             name = f"{JOB} {found['jobId']}"

@@ -13,6 +13,7 @@ from shardyard.io.aws import error_code, translate_aws_errors
 from shardyard.io.polling import poll_until
 from shardyard.launchers.base import LogLine
 
+# CloudWatch would send 10,000, but one page of each of 512 nodes is held in memory.
 PAGE_EVENTS = 500
 """Lines of one node read at once."""
 
@@ -37,6 +38,7 @@ class NodeStreams:
 
 def stream_names(node: Mapping[str, Any]) -> list[str]:
     """Log streams of a node's attempts, oldest first, from its entry in DescribeJobs."""
+    # An attempt that still runs is not in the list: its stream is in the node's own entry.
     holders = [*(node.get("attempts") or []), node]
     names = [(holder.get("container") or {}).get("logStreamName") for holder in holders]
     return list(dict.fromkeys(name for name in names if name))
@@ -76,6 +78,7 @@ def _drain(client: Any, nodes: Mapping[int, NodeStreams]) -> Iterator[LogLine]:
         lines: list[tuple[int, int, int, str]] = []
         for number in sorted(nodes):
             page = _next_page(client, nodes[number])
+            # The place keeps the order of lines with the same millisecond.
             lines += [(at, number, place, text) for place, (at, text) in enumerate(page)]
         if not lines:
             return
@@ -88,6 +91,7 @@ def _next_page(client: Any, streams: NodeStreams) -> list[tuple[int, str]]:
     while streams.position < len(streams.names):
         answer = _get(client, streams)
         events = answer.get("events", [])
+        # CloudWatch marks the end of a stream by the token that it was given, and by nothing else.
         is_end = answer.get("nextForwardToken") == streams.token
         streams.token = answer.get("nextForwardToken", streams.token)
         if events:

@@ -37,5 +37,6 @@ def in_job(variables: Variables, own_address: Callable[[], str] = own_address) -
         if node_rank
         else own_address(),
         port=PORT,
+        # The attempt is part of it, as a retried job keeps its id.
         session=f"{job}-{variables.number('AWS_BATCH_JOB_ATTEMPT')}",
     )

@@ -36,6 +36,7 @@ def is_owned(described: Mapping[str, Any], entry: LedgerEntry, *, run_id: str, r
     origin = entry.details.get(ORIGIN_DETAIL)
     if origin or not is_of_run:
         return is_of_run and tags.get(ORIGIN_TAG) == origin
+    # Ledgers of earlier versions have no origin, and another user's run may have the same id.
     why = "whether its creation succeeded was never known, nor who made this"
     raise AccessError(_not_owned_message(entry, why, described, region))
 

@@ -32,6 +32,7 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
         )
     environments = environments_of(batch, queue)
     reasons = [reason for one in environments if (reason := _mismatch_reason(one, definition))]
+    # One environment that fits is enough, since Batch tries them in order.
     if environments and len(reasons) == len(environments):
         raise RequestError(
             f"{setting}={name!r} cannot run this job. {' '.join(reasons)} "
@@ -122,6 +123,7 @@ def _check_size(
     most = [
         int(size)
         for environment in environments
+        # Unmanaged environments have no maxvCpus.
         if (size := (environment.get("computeResources") or {}).get("maxvCpus")) is not None
     ]
     if most and max(most) < wanted:

@@ -44,8 +44,8 @@ more never starts.
 MIN_TIME_LIMIT_S = 60
 """Shortest time limit of a job attempt. Source: RegisterJobDefinition, JobTimeout."""
 
-# Rules are read from the top, at most five; a job that none of them names is RETRIED, so the last
-# two name everything. Jobs that were terminated or ran out of time are never retried.
+# Batch reads at most five rules, from the top. It retries a job that none of them names, so the
+# last two name everything. It never retries jobs that were terminated or ran out of time.
 RETRY_RULES: tuple[dict[str, str], ...] = (
     {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the instance is gone
     {"onExitCode": "143", "action": "RETRY"},  # drained by the host's shutdown
@@ -231,9 +231,11 @@ def _container(request: LaunchRequest) -> dict[str, Any]:
         "linuxParameters": {
             # A larger /dev/shm could not be filled: its pages count as the container's memory.
             "sharedMemorySize": min(aws_batch.shared_memory_gib * 1024, memory_mib),
+            # Python as process 1 would not reap orphans of its workers, which stay as zombies.
             "initProcessEnabled": True,
             "devices": _devices(machine),
         },
+        # EFA pins the memory that it sends from, beyond any usual limit.
         "ulimits": [{"name": "memlock", "softLimit": -1, "hardLimit": -1}],
         **_volumes(recipe),
         "logConfiguration": {
@@ -249,6 +251,7 @@ def _container(request: LaunchRequest) -> dict[str, Any]:
     if aws_batch.execution_role is not None:
         container["executionRoleArn"] = aws_batch.execution_role
     if machine is not None:
+        # Batch takes one type for all nodes of a multi-node job.
         container["instanceType"] = machine.name
     return container
 
@@ -270,6 +273,7 @@ def _environment(request: LaunchRequest) -> list[dict[str, str]]:
     values[RECIPE_VARIABLE] = request.recipe_text
     machine = _machine(request)
     if machine is not None and has_gaudi(machine):
+        # Habana's container runtime reads it. A value in launch.env counts more.
         values.setdefault("HABANA_VISIBLE_DEVICES", "all")
     return [{"name": name, "value": values[name]} for name in sorted(values)]
 
@@ -282,6 +286,7 @@ def _secrets(recipe: Recipe) -> list[dict[str, str]]:
         if reference.kind == "ssm":  # a name means the job's own region
             found.append({"name": name, "valueFrom": place})
         elif reference.kind == "aws-sm" and place.startswith("arn:"):
+            # After the key come a version's stage and id; empty means the current one.
             suffix = f":{reference.key}::" if reference.key else ""
             found.append({"name": name, "valueFrom": place + suffix})
         elif reference.kind == "aws-sm":
@@ -351,6 +356,7 @@ def _volumes(recipe: Recipe) -> dict[str, Any]:
         if kinds == ["efs"]:
             efs: dict[str, Any] = {"fileSystemId": volume.efs, "transitEncryption": "ENABLED"}
             if volume.access_point is not None:
+                # ECS accepts an access point only with encryption in transit.
                 efs["authorizationConfig"] = {"accessPointId": volume.access_point}
             volumes.append({"name": name, "efsVolumeConfiguration": efs})
         elif kinds == ["host"]:
@@ -367,6 +373,7 @@ def _volumes(recipe: Recipe) -> dict[str, Any]:
 
 
 def _checked_limit_s(limit_s: float) -> int:
+    # Rounded down: the rest of a capacity block must not become longer.
     seconds = int(limit_s)
     if seconds < MIN_TIME_LIMIT_S:
         raise RequestError(

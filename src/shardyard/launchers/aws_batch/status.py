@@ -88,7 +88,8 @@ def _state(job: Mapping[str, Any], exit_code: int | None) -> JobState:
         )
     if state is not JobState.FAILED:
         return state
-    if exit_code in (EXIT_DRAINED, EXIT_INTERRUPTED):  # the latter by its own wish: no retry
+    # 130: the run stopped itself, with a code that no retry rule starts again.
+    if exit_code in (EXIT_DRAINED, EXIT_INTERRUPTED):
         return JobState.DRAINED
     return JobState.CANCELLED if _was_cancelled(job) else JobState.FAILED
 
@@ -96,6 +97,7 @@ def _state(job: Mapping[str, Any], exit_code: int | None) -> JobState:
 def _reported_exit_code(state: JobState, exit_code: int | None) -> int | None:
     if not state.is_over:
         return None
+    # A run that stopped itself ends with 130 and is resumed in the same way.
     return EXIT_DRAINED if state is JobState.DRAINED else exit_code
 
 
@@ -138,6 +140,7 @@ def _waiting_reason(job: Mapping[str, Any], status_reason: str, *, now_s: float)
         code = _exit_code(job)
         ending = "without an exit code" if code is None else f"with exit code {code}"
         parts.append(f"attempt {len(attempts)} of {_allowed(job)} ended {ending}")
+    # createdAt (ms) is the submission's time, so it says nothing of the wait for a second attempt.
     waited_s = now_s - job["createdAt"] / 1000 if "createdAt" in job and not attempts else 0.0
     known = next((text for start, text in _STUCK.items() if status_reason.startswith(start)), None)
     if status_reason:

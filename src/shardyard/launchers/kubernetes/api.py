@@ -36,6 +36,7 @@ INSTALL_HINT = (
 
 Object = dict[str, Any]
 
+# Seconds to connect, and seconds without a byte of the answer.
 _TIMEOUT_S = (5, 60)
 _LOG_TIMEOUT_S = (5, None)
 """A training may be silent for long; the API server ends the stream when the container ends."""
@@ -131,6 +132,7 @@ class Api:
         Raises:
             ShardyardError: There is another one of the name, whose uid cannot be changed.
         """
+        # The uid is a precondition: the server answers 409 for another object of this name.
         body = {**change, "metadata": {**change.get("metadata", {}), "uid": uid}}
         try:
             self._json("PATCH", self._path(kind, name), kind, body=body)
@@ -145,6 +147,7 @@ class Api:
             False: there is none, or another one of the name.
         """
         body = {
+            # Foreground: the object stays until its pods are gone, and `status` sees them drain.
             "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground",
             "preconditions": {"uid": uid},
         }  # fmt: skip
@@ -240,6 +243,7 @@ class Api:
             found = self._items(path, "Event", query=query)
         except ForbiddenError:
             return []
+        # Events of the newer API have eventTime alone.
         found.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime", "")))
         return [str(event.get("message", "")) for event in found]
 
@@ -287,15 +291,17 @@ class Api:
         except NoSuchObjectError as error:
             if error.name in ("", pod):  # gone since it was listed
                 return
+            # The 404 is of the node. An empty log would read as if the pod had printed nothing.
             raise self._node_silent(pod, f"node {error.name} is not there") from error
         except ApiUncertainError as error:
             if error.status is None:
                 raise
+            # The API server has answered, so it is the kubelet that it does not reach.
             raise self._node_silent(pod, error.words) from error
         try:
             yield from response.stream(2**16)
         except _transport_errors():
-            return  # the node or the pod is gone; whoever follows looks again
+            return  # the node or the pod is gone; `follow_logs` looks again
         finally:
             response.close()
 
@@ -412,6 +418,7 @@ class Api:
     ) -> Any:
         from kubernetes.client.exceptions import ApiException
 
+        # Custom resources take no strategic merge patch.
         content = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             return self._client.call_api(
@@ -421,6 +428,7 @@ class Api:
                 header_params={"Accept": accept, "Content-Type": content},
                 body=body,
                 auth_settings=["BearerToken"],
+                # Left unread: logs are streamed, and JSON is parsed within our own limits.
                 _preload_content=False,
                 _return_http_data_only=True,
                 _request_timeout=timeout_s,
@@ -463,7 +471,7 @@ def _client(context: str | None, kubeconfig: Path | None) -> Any:
             f"get-contexts shows{_list_contexts(file)}."
         )
     settings = client.Configuration()
-    settings.retries = 0  # whoever waits for a cluster that is down is told so at once
+    settings.retries = 0  # a cluster that is down is reported at once
     settings.connection_pool_maxsize = _MOST_LOGS
     try:
         # persist_config would write renewed tokens into the kubeconfig

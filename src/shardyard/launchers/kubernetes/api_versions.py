@@ -41,6 +41,7 @@ def trainjob_schema(api: Api) -> Schema:
         RequestError: The fields are of no known version.
     """
     fields = api.fields_of_spec("TrainJob")
+    # The API version is the same in all of them, so a field's name has to tell.
     if "runtimePatches" in fields:
         return "2.3"
     if "podTemplateOverrides" in fields:

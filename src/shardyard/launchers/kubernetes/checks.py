@@ -35,7 +35,7 @@ from shardyard.launchers.kubernetes.refusals import ForbiddenError
 from shardyard.launchers.kubernetes.state import Object
 from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, has_content_of, runtime
 
-# The claims that a run mounts: there, shared, in a zone of the nodes, their driver installed.
+# Claims: each claim must exist, be shared, lie in a zone of the nodes and have its driver.
 
 
 def check_claims(request: LaunchRequest, api: Api) -> Iterator[Finding]:
@@ -131,6 +131,7 @@ def _zones_of(volume: Object) -> set[str]:
     return {
         value
         for expression in expressions
+        # Some drivers have keys of their own, such as topology.ebs.csi.aws.com/zone.
         if expression["key"].endswith("/zone") and expression["operator"] == "In"
         for value in expression["values"]
     }
@@ -154,6 +155,7 @@ def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
 
 
 def _credentials(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    # /version needs no rights, so it comes first: it tells whether the cluster answers at all.
     major, minor = api.kubernetes_version()
     user = api.user()
     who = f"context {api.context}" + ("" if user is None else f" is {user}")

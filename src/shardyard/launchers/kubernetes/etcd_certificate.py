@@ -20,6 +20,7 @@ FOLDER = "/shardyard/etcd"
 FILES = {"ETCDCTL_CACERT": "ca.crt", "ETCDCTL_CERT": "tls.crt", "ETCDCTL_KEY": "tls.key"}
 """Variable that etcd's clients read -> key of the Secret."""
 SECRET_TYPE = "kubernetes.io/tls"
+# Long, because it is renewed only by `doctor --uninstall` and `--install`.
 _DAYS = 3650
 _VOLUME = "etcd-tls"
 
@@ -64,6 +65,7 @@ def new_certificate(name: str, namespace: str) -> dict[str, str]:
             "-days", str(_DAYS), "-subj", "/CN=shardyard-etcd",
             "-addext", f"subjectAltName={names}",
             "-addext", "extendedKeyUsage=serverAuth,clientAuth",  # etcd's gateway is its own client
+            # keyCertSign, because it is its own authority: ca.crt is the same certificate.
             "-addext", "keyUsage=critical,digitalSignature,keyCertSign",
             "-keyout", str(key), "-out", str(certificate),
         )  # fmt: skip

@@ -95,11 +95,13 @@ def stdout_of(connection: Any, *, silence_s: float = SILENCE_S) -> Iterator[byte
                 yield data
             elif channel == _STDERR:
                 said = (said + data)[-_KEPT_BYTES:]
+            # The status comes last. A stream that ends without it was cut, whatever it has sent.
             elif channel == _STATUS and data:
                 _raise_unless_succeeded(data, said.decode(errors="replace").strip())
                 return
         raise LostConnectionError("the connection ended before the command did")
     finally:
+        # A peer that is gone answers no close frame, so it gets one second.
         connection.close(timeout=1)
 
 
@@ -111,6 +113,7 @@ def _messages(connection: Any, silence_s: float) -> Iterator[tuple[int, bytes]]:
     unanswered = 0
     while True:
         try:
+            # Control frames too: a pong is the only sign of life of a silent command.
             kind, frame = connection.recv_data_frame(control_frame=True)
         except websocket.WebSocketTimeoutException as error:
             unanswered += 1
@@ -124,6 +127,7 @@ def _messages(connection: Any, silence_s: float) -> Iterator[tuple[int, bytes]]:
         if kind == websocket.ABNF.OPCODE_CLOSE:
             return
         if kind in (websocket.ABNF.OPCODE_BINARY, websocket.ABNF.OPCODE_TEXT) and frame.data:
+            # In this protocol the first byte of a message is its channel.
             yield frame.data[0], bytes(frame.data[1:])
 
 

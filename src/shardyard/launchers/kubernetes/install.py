@@ -82,6 +82,7 @@ def install(part: InstallablePart, api: Api, ledger: Ledger, kubeconfig: Path | 
         for item in part.objects:
             _create(item, api, ledger, place)
         return
+    # Before the ledger's line, so that a missing program leaves nothing to look for.
     _require_program(part.command[0])
     entry = ledger.intend(RELEASE, part.name, launcher=_LAUNCHER, **place, **part.details)
     _run(_with_kubeconfig(part.command, kubeconfig))  # half applied, it stands as intended
@@ -95,6 +96,7 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
         RequestError: Somebody's jobs need it.
     """
     entries = [entry for entry in reversed(ledger.live()) if entry.launcher == _LAUNCHER]
+    # All are checked before the first one is removed, so that an error leaves all in place.
     for entry in entries:
         if entry.kind == RELEASE:
             _release(entry, api)
@@ -124,12 +126,13 @@ def _delete(api: Api, entry: LedgerEntry) -> bool:
 
 def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
     if part.provides in PLURALS:
-        # One of another version is shared with whoever uses it, and is not replaced by us.
+        # Other users share a controller of another version, so Shardyard does not replace it.
         return not api.serves(part.provides) and not api.versions_of(part.provides)
     if part is ETCD:
         name = service_name(request.recipe.launch.kubernetes)
         return name is not None and api.get("Service", name) is None
     nodes = matching_nodes(request, api)
+    # Some plugin offers these devices already, under whatever name it was installed.
     if any(allocatable_count(node, part.provides) for node in nodes):
         return False
     return not runs(part, api, "DaemonSet")
@@ -209,6 +212,7 @@ def _release(entry: LedgerEntry, api: Api) -> Release:
         AccessError: The ledger says otherwise than any version of this program installs it.
     """
     details = entry.details
+    # A line of another cluster must not remove anything from this one.
     for part in ALL if details["context"] == str(api.context) else ():
         release = part.release
         if release is None or entry.name != f"{part.name} {details['version']}":
@@ -249,6 +253,7 @@ def _check_unused(entry: LedgerEntry, api: Api) -> None:
 def _create(item: dict[str, Any], api: Api, ledger: Ledger, ledger_details: dict[str, str]) -> None:
     kind, name = str(item["kind"]), str(item["metadata"]["name"])
     if kind == "Secret":
+        # Only now, so that neither a dry run nor the printed YAML can hold the key.
         item = filled(item)
     entry = ledger.intend(kind, name, launcher=_LAUNCHER, **ledger_details)
     try:
@@ -277,6 +282,7 @@ def _require_program(name: str) -> None:
 
 
 def _with_kubeconfig(argv: Sequence[str], kubeconfig: Path | None) -> list[str]:
+    # eksctl asks EKS, and takes no kubeconfig for add-ons.
     asks_aws = argv[0] == "eksctl"
     return [*argv, *(["--kubeconfig", str(kubeconfig)] if kubeconfig and not asks_aws else [])]
 

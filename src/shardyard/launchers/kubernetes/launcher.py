@@ -201,6 +201,7 @@ class KubernetesLauncher:
             job = for_schema(job, trainjob_schema(api))
         for item in shared:
             if item["kind"] == SHARED:
+                # Shared with other runs, so it is not in `made` and stays if the job is rejected.
                 _ensure_runtime(api, item, ledger, place)
         noted = {**place, **rendered.side}
         config_entry = _create_config(api, config, ledger, noted)
@@ -211,6 +212,7 @@ class KubernetesLauncher:
                     made += _created_if_allowed(api, item, ledger, noted)
                 elif item["kind"] != SHARED:
                     made.append(_created(api, item, ledger, noted))
+            # Last: its pods start at once, mount the ConfigMap and need the policy.
             uid = _create(api, job, ledger, noted)
         except ApiUncertainError:
             raise  # the job may exist and needs what was made for it; all stands in the ledger
@@ -342,6 +344,7 @@ class KubernetesLauncher:
         found = api.get(kind, job.name)
         if found is not None and not is_owned(api, found, _entry_of(job), run_id=job.run_id):
             return  # ours is gone, and another one has its name
+        # Before the delete: later nothing tells a cancelled job from one that others deleted.
         _mark_cancelled(api, job.details["config"], str(int(time.time())), run_id=job.run_id)
         api.delete(kind, job.name, uid=job.id)
 
@@ -499,6 +502,7 @@ def _create_config(
     name, run_id = item["metadata"]["name"], item["metadata"]["annotations"][RUN_ID]
     found = _owned_object(api, item, ledger)
     if found and all(found.get(key) == item.get(key) for key in _CONTENT):
+        # A resume with the same recipe finds this ConfigMap with the mark of the earlier job.
         _mark_cancelled(api, name, None, run_id=run_id)
         return None
     return _created(api, item, ledger, ledger_details)

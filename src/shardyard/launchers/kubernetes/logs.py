@@ -22,6 +22,7 @@ Read = Callable[[Object, bool], Iterator[bytes]]
 def has_output(pod: Object) -> bool:
     """Whether its container has started."""
     states = pod.get("status", {}).get("containerStatuses", [])
+    # lastState: a container that waits for its restart has the output of its last start.
     return any("running" in s.get("state", {}) or "terminated" in s.get("state", {})
                or s.get("lastState") for s in states)  # fmt: skip
 
@@ -115,6 +116,7 @@ class _Merged:
             return
         self._seen.add(uid)
         self.readers += 1
+        # A daemon: a read that waits for output cannot be ended, and must not keep the program.
         threading.Thread(
             target=self._follow, args=(pod, uid), name=f"log {uid}", daemon=True
         ).start()
@@ -164,6 +166,7 @@ class _Merged:
     def _put(self, line: LogLine | ShardyardError | None) -> bool:
         while not self._stopped.is_set():
             try:
+                # With a time-out, so that a reader in front of a full queue sees `stop`.
                 self._lines.put(line, timeout=0.2)
             except queue.Full:
                 continue

@@ -58,6 +58,7 @@ def watchers(request: LaunchRequest, kind: Watchers) -> list[InstallablePart]:
             "stays empty. Set it to a port, such as observe.prometheus=9400."
         )
     assert PROMETHEUS.release is not None
+    # First, because its operator brings the kinds of the monitor and of the rules.
     found = [released_part(PROMETHEUS, PROMETHEUS.release, settings.context)]
     if _NVIDIA in demand_of(request).devices:
         found.append(_device_exporter(request))
@@ -109,6 +110,7 @@ def _device_exporter(request: LaunchRequest) -> InstallablePart:
             "known which nodes have devices, and DCGM's exporter does not start on others. Give "
             "launch.kubernetes.node_selector a label that nodes with devices have."
         )
+    # Its default list leaves out XID errors, which an alert reads.
     values: Object = {"customMetrics": counters()}
     values |= {key: where[key] for key in ("nodeSelector", "tolerations") if key in where}
     assert DCGM.release is not None

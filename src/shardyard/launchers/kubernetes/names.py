@@ -52,6 +52,7 @@ SIDE_KIND = "Job"
 
 POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
+    # A TrainJob's pods are those of the JobSet of its name.
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
     "PyTorchJob": "training.kubeflow.org/job-name",
     SIDE_KIND: "batch.kubernetes.io/job-name",
@@ -81,6 +82,7 @@ def side_job_name(run_id: str, suffix: str) -> str:
 
 def _label_of(run_id: str) -> str:
     name = re.sub(r"[._]+", "-", run_id.lower()).strip("-")
+    # A run's id may begin with a digit, and a DNS-1035 label may not.
     return name if name[:1].isalpha() else f"r-{name}"
 
 
@@ -99,6 +101,7 @@ def job_name(run_id: str, submission: int, *, target: str, nodes: int) -> str:
     name = _label_of(run_id)
     suffix = "" if submission == 1 else f"-s{submission}"
     name += suffix
+    # JobSet's webhook would say so only after the ConfigMap had been created.
     over = TARGETS[target].longest_part(name, nodes) - LONGEST
     if over > 0:
         raise RequestError(

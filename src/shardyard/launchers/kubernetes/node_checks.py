@@ -81,6 +81,7 @@ def _memory(request: LaunchRequest, nodes: list[Object]) -> Iterator[Finding]:
     demand = demand_of(request)
     asked = {key: text for key, text in demand.requests().items() if key not in demand.devices}
     spec = {"containers": [{"resources": {"requests": asked}}]}
+    # Without taints and cordons, which do not change what a node can allocate.
     free = [{**node, "spec": {}} for node in nodes]
     if why := unplaceable_reason(spec, free):
         mend = "Use another cluster.instance, or nodes that reserve less"
@@ -121,7 +122,7 @@ def check_image(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     account = api.get("ServiceAccount", _service_account(request))
     yield find_image(image, has_password=bool((account or {}).get("imagePullSecrets")))
     yield from _pull_secrets(request, api, account)
-    with suppress(AccessError):  # who may not list nodes was told so
+    with suppress(AccessError):  # `check_nodes` has reported that nodes may not be listed
         yield from _architecture(request, api)
 
 

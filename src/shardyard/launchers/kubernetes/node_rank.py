@@ -54,6 +54,7 @@ def in_pytorchjob(variables: Variables) -> NodeAssignment:
         is_container=True,
         node_rank=variables.number("RANK"),
         nodes=int(most),
+        # An IPv6 address has brackets in front of its port.
         host=host.strip("[]"),
         own_host=variables.optional("SHARDYARD_OWN_HOST"),
         port=int(port),

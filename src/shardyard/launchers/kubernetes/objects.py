@@ -40,12 +40,15 @@ def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
         config = config_map(request, name)
         return (config, side_job(request, name, config=config["metadata"]["name"]))
     target = request.recipe.launch.kubernetes.target
+    # The name must leave room for the highest index that a scaled job can get.
     most = node_range(request)[1] if target == "pytorchjob" else request.nodes
     name = job_name(request.run_id, request.submission, target=target, nodes=most)
     config = config_map(request, name)
     config_name = config["metadata"]["name"]
+    # Volcano starts the job with as few pods as it may shrink to; the rest may come later.
     fewest = node_range(request)[0] if target == "pytorchjob" else request.nodes
     meta = metadata(request, name, job=name)
+    # Named like the ConfigMap, since tear-down finds both in the ledger by that name.
     policy = network_policy(request, metadata(request, config_name, job=name), name)
     group = [pod_group(request, meta, members=fewest)] if uses_volcano(request) else []
     match target:

@@ -56,6 +56,7 @@ def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) 
         return not mark and notes.get(ORIGIN) == origin
     if mark:
         return False
+    # Ledgers of earlier versions have no origin, and another user's run may have the same id.
     raise AccessError(
         _not_owned_message(
             api, entry, "whether its creation succeeded was never known, nor who made this"

@@ -13,6 +13,7 @@ from shardyard.launchers.kubernetes.resources import MIB
 from shardyard.launchers.kubernetes.state import Object
 
 _TYPE = "node.kubernetes.io/instance-type"
+# Not PreferNoSchedule, which the scheduler may ignore.
 _BLOCKING = ("NoSchedule", "NoExecute")
 
 
@@ -45,6 +46,7 @@ def unplaceable_reason(spec: Object, nodes: Iterable[Object]) -> str:
     lacking = [(node, _shortfalls(requests, node)) for node in candidates]
     if not lacking or any(not lacks for _, lacks in lacking):
         return ""
+    # The node that comes closest has the numbers that a user can act on.
     node, lacks = min(lacking, key=lambda one: len(one[1]))
     kind = node["metadata"].get("labels", {}).get(_TYPE, "")
     name = node["metadata"]["name"] + (f" ({kind})" if kind else "")
@@ -71,6 +73,7 @@ def check_placeable(api: Api, job: Object) -> str:
         return ""
     if job["kind"] == "Job":
         return f"{why}. {SIDE_REMEDY}"
+    # Without an instance type an autoscaler may add larger nodes; those of one type are alike.
     if _TYPE not in spec.get("nodeSelector", {}):
         return f"{why}. It waits until larger nodes join"
     raise RequestError(
@@ -101,6 +104,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     if toleration.get("effect") not in (None, taint["effect"]):
         return False
     if toleration.get("operator") == "Exists":
+        # Exists without a key tolerates every taint.
         return toleration.get("key") in (None, taint["key"])
     asked = (toleration.get("key"), toleration.get("value", ""))
     return asked == (taint["key"], taint.get("value", ""))

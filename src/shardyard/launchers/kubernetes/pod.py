@@ -59,6 +59,7 @@ def config_map(request: LaunchRequest, name: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(request, f"{name}-{digest}", job=name),
+        # A pod that is made later reads the same recipe, and kubelets need not watch for changes.
         "immutable": True,
         "data": {"recipe.yaml": text},
     }
@@ -123,9 +124,12 @@ def pod_template(
     settings = request.recipe.launch.kubernetes
     demand = demand_of(request)
     spec: dict[str, Any] = {
+        # Kubernetes accepts a pod failure policy only with Never.
         "restartPolicy": "OnFailure" if restarts else "Never",
         "terminationGracePeriodSeconds": grace_s(request.recipe),
+        # Training calls no API server, so a token would be one more secret to lose.
         "automountServiceAccountToken": False,
+        # Each service of the namespace would add variables, such as the ETCD_* of one called etcd.
         "enableServiceLinks": False,
         "securityContext": pod_security(),
         "containers": [container(request, demand, env=env)],
@@ -152,6 +156,7 @@ def container(request: LaunchRequest, demand: Demand, *, env: list[EnvVar]) -> d
     return {
         "name": container_of(job_kind(request)),
         "image": image(request.recipe),
+        # An image by digest cannot change, so one that is on the node is the right one.
         "imagePullPolicy": "IfNotPresent",
         "command": command(request),
         "env": [*env, *environment(request), *_metrics_address(request)],
@@ -202,7 +207,8 @@ def command(request: LaunchRequest) -> list[str]:
     """Return the command of a node, as an argument list, so that no shell reads it."""
     target = request.recipe.launch.kubernetes.target
     module, last = "shardyard.node", ["--place", target]
-    if target == "pytorchjob":  # whose operator lets the other pods live, and makes a lost one anew
+    # Its operator lets the other pods live and replaces a lost one, so the store can move.
+    if target == "pytorchjob":
         last += ["--store-moves"]
     if request.side is not None:
         module, last = "shardyard.node.side_job", ["--side", literal(request.side.to_text())]
@@ -220,9 +226,11 @@ def environment(request: LaunchRequest) -> list[EnvVar]:
         RequestError: A secret is kept where a pod cannot read it.
     """
     values = {
+        # No more for NCCL or libfabric: the plugin has its own values for each instance type.
         "NCCL_DEBUG": "WARN",
         "HOME": "/tmp",  # an image has no home for a user that its passwd does not list
         "USER": "shardyard",  # torch asks for the user's name to find its compile cache
+        # A killed process takes with it what Python still buffers.
         "PYTHONUNBUFFERED": "1",
     } | request.environment
     variables: list[EnvVar] = [
@@ -287,6 +295,7 @@ def _volume_source(recipe: Recipe, volume: Volume, index: int) -> dict[str, Any]
             "reach the node's files, and each node has its own. Use a claim, or set "
             "launch.kubernetes.allow_host_paths=true if you know that all nodes share it."
         )
+    # With type Directory a missing mount is an error; without a type nothing is checked.
     return {"hostPath": {"path": volume.host, "type": "Directory"}}
 
 

@@ -33,6 +33,7 @@ def jobset_failure_policy(max_restarts: int) -> dict[str, Any]:
             {
                 "name": "hopeless",
                 "action": "FailJobSet",
+                # A restart makes a new Job, for which the time limit would begin again.
                 "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
             }
         ],
@@ -62,9 +63,10 @@ def reject_elastic(request: LaunchRequest) -> None:
             )
 
 
-# All pods of a job placed together or none: by Kueue, by Volcano, or by nobody, which is told.
+# Gang scheduling: Kueue or Volcano places all pods of a job or none. Without either, launch warns.
 #
-# Fields of PodGroup: volcano-sh/apis, scheduling/v1beta1. Volcano was not run here.
+# The fields of PodGroup are those of volcano-sh/apis, scheduling/v1beta1. They were compared with
+# that API only: Volcano itself was not run.
 
 API_VERSION = "scheduling.volcano.sh/v1beta1"
 KIND = "PodGroup"
@@ -117,9 +119,9 @@ def warnings(request: LaunchRequest) -> tuple[str, ...]:
     )
 
 
-# Which nodes are rented as ``cluster.capacity`` says: by the labels that they have.
+# Node affinity: labels of a node tell whether it is rented as ``cluster.capacity`` asks.
 #
-# Terms are alternatives, the expressions of one must all hold, as in Kubernetes' node affinity.
+# As in Kubernetes, one term is enough, and all expressions of that term must hold.
 
 RESERVATION = "shardyard/capacity-reservation"
 """Label of node groups, with the reservation's id: for groups that Karpenter has not made."""

@@ -16,9 +16,8 @@ from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.resources import EFA, demand_of
 
-# Which EKS cluster a context of a kubeconfig is, by the names that its makers give it.
-
-# `aws eks update-kubeconfig` takes the cluster's ARN, eksctl USER@NAME.REGION.eksctl.io.
+# The name of a context tells the EKS cluster: `aws eks update-kubeconfig` uses the cluster's ARN,
+# and eksctl USER@NAME.REGION.eksctl.io.
 _FORMS = (
     re.compile(r"arn:aws[a-z-]*:eks:(?P<region>[a-z0-9-]+):\d+:cluster/(?P<name>[A-Za-z0-9_-]+)"),
     re.compile(r".+@(?P<name>[A-Za-z0-9_-]+)\.(?P<region>[a-z0-9-]+)\.eksctl\.io"),
@@ -78,7 +77,9 @@ class Release:
         """
         match self.method:
             case "chart":
+                # The address of an OCI registry names the chart; --repo takes other repositories.
                 at = [self.url] if self.url.startswith("oci:") else [self.chart, "--repo", self.url]
+                # As JSON, because --set would split a list of metrics at its commas.
                 values = [f"{key}={json.dumps(value)}" for key, value in self.values.items()]
                 return [
                     "helm", "upgrade", "--install", self.chart, *at, "--version", self.version,
@@ -88,12 +89,15 @@ class Release:
                 ]  # fmt: skip
             case "addon":
                 return [
+                    # eksctl makes the role that the add-on needs, and removes it with the add-on.
                     "eksctl", "create", "addon", *_addon(self.chart, context),
                     "--version", f"v{self.version}", "--auto-apply-pod-identity-associations",
                     "--wait",
                 ]  # fmt: skip
             case "manifest" | "kustomize":
                 return [
+                    # A client-side apply keeps each object in an annotation of at most 256 KiB, and
+                    # some kinds are larger than that.
                     "kubectl", "apply", "--server-side", self._flag, self.url, "--context", context,
                 ]  # fmt: skip
 
@@ -102,6 +106,7 @@ class Release:
         match self.method:
             case "chart":
                 return [
+                    # --ignore-not-found is of helm 3.13 and makes a repeated removal succeed.
                     "helm", "uninstall", self.chart, "--ignore-not-found",
                     "--namespace", self.namespace, "--kube-context", context,
                 ]  # fmt: skip
@@ -175,6 +180,7 @@ TRAINING_OPERATOR = Prerequisite(
     purpose="runs launch.kubernetes.target=pytorchjob",
     release=Release(
         method="kustomize",
+        # The repository was renamed; version 1 of the operator still lives in it.
         url="github.com/kubeflow/trainer/manifests/overlays/standalone?ref=v1.9.4",
         read_on="2026-08-21",
     ),
@@ -280,7 +286,7 @@ PROMETHEUS = Prerequisite(
             # The chart's own default is a word that everybody knows; none: Grafana's chart draws
             # one in the cluster, into the secret kube-prometheus-stack-grafana.
             "grafana": {"adminPassword": ""},
-            # Monitors and rules of whoever made them, not of this release alone.
+            # Take monitors and rules of all makers, not only those with this release's label.
             "prometheus": {
                 "prometheusSpec": {
                     "podMonitorSelectorNilUsesHelmValues": False,

@@ -13,6 +13,7 @@ _SUFFIXES = {
     "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", start=1)},
 }  # fmt: skip
+# 1E is an exabyte and 1e3 a thousand: an exponent has digits.
 _QUANTITY = re.compile(r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)([A-Za-z]{0,2})")
 
 
@@ -31,6 +32,7 @@ def check_quota(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     for quota in quotas:
         name = quota["metadata"]["name"]
         status = quota.get("status", {})
+        # A quota that was just made has no status yet.
         for resource, text in (status.get("hard") or quota["spec"].get("hard", {})).items():
             used = (status.get("used") or {}).get(resource, "0")
             if resource.startswith("limits.") and resource.removeprefix("limits.") in _UNLIMITED:

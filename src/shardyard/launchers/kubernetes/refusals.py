@@ -75,6 +75,7 @@ def api_error(error: Any, *, context: str | None, namespace: str) -> ShardyardEr
             "have expired. Log in again (EKS: aws sso login, or new keys), then see that "
             f"kubectl --context {context} auth whoami answers."
         )
+    # Webhooks deny with 403 too, where advice on rights would be wrong.
     if "admission webhook" in words and "denied the request" in words:
         return RequestError(
             f"{where}: {words}. A policy of the cluster refuses the object; your rights do not "
@@ -124,6 +125,7 @@ def size_error(error: ShardyardError, item: Object) -> RequestError | None:
         return None
     sizes = sorted(_sizes(item), key=lambda each: -each[1])[:_MOST_NAMED]
     shown = ", ".join(f"{name} ({format_bytes(size)})" for name, size in sizes)
+    # 1.5 MiB is etcd's own limit on a request.
     limit = "1 MiB of data" if item["kind"] == "ConfigMap" else "about 1.5 MiB"
     return RequestError(
         f"{item['kind']} {item['metadata']['name']} has {format_bytes(len(json.dumps(item)))}, and "

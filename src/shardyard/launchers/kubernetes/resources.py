@@ -86,6 +86,7 @@ def demand_of(request: LaunchRequest) -> Demand:
                 f"{offered}, or more cluster.nodes."
             )
         devices[device_resource(accelerator)] = request.devices_per_node
+        # A second pod may take the other devices, and needs its part of CPUs and memory.
         share = request.devices_per_node / offered
     efa = _efa_count(request, machine)
     if efa:

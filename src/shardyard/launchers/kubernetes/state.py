@@ -8,7 +8,7 @@ from shardyard.launchers.base import JobState, JobStatus
 Object = dict[str, Any]
 
 _PHASES = {"Pending", "Running", "Succeeded", "Failed", "Unknown"}
-# Condition type -> state once its status is True. None: says nothing about where the job stands.
+# State of a job whose condition of this type is True. None: the condition does not decide it.
 _CONDITIONS: dict[str, dict[str, JobState | None]] = {
     "Job": {
         "Complete": JobState.SUCCEEDED,
@@ -40,6 +40,7 @@ _CONDITIONS: dict[str, dict[str, JobState | None]] = {
         "Restarting": None,
     },
 }
+# As labels or annotations: the label of an Indexed Job is of Kubernetes 1.28.
 _INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
@@ -61,6 +62,7 @@ def node_rank(pod: Object) -> int:
 def latest_pods(pods: list[Object]) -> list[Object]:
     """The newest pod of each node, by rank; a restart leaves older ones for a while."""
     by_rank: dict[int, Object] = {}
+    # Kubernetes writes times in UTC and in one form, which sorts as text.
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
         by_rank[node_rank(pod)] = pod
     return [by_rank[rank] for rank in sorted(by_rank)]
@@ -68,6 +70,7 @@ def latest_pods(pods: list[Object]) -> list[Object]:
 
 def is_running(pod: Object) -> bool:
     """Return whether its container runs and will continue to."""
+    # A pod that is being deleted runs until its grace ends, and would end under a command in it.
     if pod["metadata"].get("deletionTimestamp"):
         return False
     states = pod.get("status", {}).get("containerStatuses", [])
@@ -92,9 +95,10 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
         return _without_job(job, newest, nodes, cancelled=cancelled)
     state, words = _by_condition(kind, job)
     if state is JobState.FAILED:
-        # Of a Job the last pod counts: one before it was lost, and made again.
+        # A plain Job makes a lost pod again, so only its last pod counts.
         code = _failing_exit_code(newest if kind == "Job" else pods)
-        if code in (EXIT_DRAINED, EXIT_INTERRUPTED):  # the latter by its own wish: no restart
+        # 130: the run stopped itself, with a code that no policy restarts.
+        if code in (EXIT_DRAINED, EXIT_INTERRUPTED):
             code = EXIT_DRAINED
             state, words = JobState.DRAINED, f"asked to stop, saved, can be resumed ({words})"
         return JobStatus(state=state, reason=words, exit_code=code, nodes=nodes)
@@ -147,6 +151,7 @@ def _by_condition(kind: str, job: Object) -> tuple[JobState | None, str]:
         if state is None or condition["status"] != "True":
             continue
         words = condition.get("message") or condition.get("reason") or name.lower()
+        # An end stays: an older Suspended may still be True.
         if result[0] is None or not result[0].is_over:
             result = (state, words)
     return result

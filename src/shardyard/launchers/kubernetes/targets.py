@@ -48,6 +48,7 @@ def jobset(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
         "kind": "JobSet",
         "metadata": meta,
         "spec": {
+            # Nodes look each other up before any of their pods is ready.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": jobset_failure_policy(settings.max_restarts),
             "ttlSecondsAfterFinished": settings.ttl_s,
@@ -78,16 +79,17 @@ def _jobset_rank_variables(request: LaunchRequest, name: str) -> list[pod.EnvVar
     """Return the variables of `--place jobset`; Kubernetes sets JOB_COMPLETION_INDEX itself."""
     return [
         {"name": "SHARDYARD_NODES", "value": str(request.nodes)},
+        # Pod 0 in the headless service of the JobSet, which has the JobSet's name.
         {"name": "SHARDYARD_HOST", "value": f"{name}-{JOB}-0-0.{name}"},
         {"name": "SHARDYARD_SESSION", "valueFrom": pod.field(JOB_UID)},
     ]
 
 
-# Kubeflow Trainer: a TrainJob, and the ClusterTrainingRuntime it refers to.
+# Kubeflow Trainer takes a TrainJob and the ClusterTrainingRuntime that it refers to.
 #
 # The API changed between minor versions without changing its name: `runtimePatches` from 2.2 on,
-# `podTemplateOverrides` in 2.1, `podSpecOverrides` in 2.0. Rendered for 2.3; ``for_schema`` turns
-# that into what a cluster with an older version serves.
+# `podTemplateOverrides` in 2.1, `podSpecOverrides` in 2.0. Objects are rendered for 2.3, and
+# ``for_schema`` turns them into those of an older version.
 
 TRAINJOB_API_VERSION = "trainer.kubeflow.org/v1alpha1"
 CONTENT = "shardyard/content"
@@ -113,6 +115,7 @@ def runtime_name(request: LaunchRequest) -> str:
 def runtime(request: LaunchRequest) -> dict[str, Any]:
     """The ClusterTrainingRuntime: all that a TrainJob cannot say, the same for many runs."""
     spec = {
+        # Empty, because 2.2 removed the fields of torch. Each TrainJob has its own number of nodes.
         "mlPolicy": {"numNodes": 1, "torch": {}},
         "template": {"spec": _jobset_spec(request)},
     }
@@ -123,6 +126,7 @@ def runtime(request: LaunchRequest) -> dict[str, Any]:
         "metadata": {
             "name": runtime_name(request),
             "labels": {
+                # Kubeflow's SDK finds runtimes by this label.
                 "trainer.kubeflow.org/framework": "torch",
                 MANAGED_BY[0]: MANAGED_BY[1],
             },
@@ -163,6 +167,7 @@ def _jobset_spec(request: LaunchRequest) -> dict[str, Any]:
                 "name": JOB,
                 "template": {
                     "metadata": {
+                        # By this label Trainer knows the job that gets its variables.
                         "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
                     },
                     "spec": job,
@@ -194,6 +199,7 @@ def trainjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
             "command": container["command"],
             "env": container["env"],
             "numNodes": request.nodes,
+            # The whole request: up to Trainer 2.2 it replaces the runtime's, EFA included.
             "resourcesPerNode": container["resources"],
         },
         "runtimePatches": [
@@ -219,6 +225,7 @@ def _pod_patch(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     spec, container = template["spec"], template["spec"]["containers"][0]
     own = ("volumes", "nodeSelector", "affinity", "tolerations", "serviceAccountName")
     patched = {key: spec[key] for key in own if key in spec}
+    # No env here: Trainer rejects patches of it and takes `trainer.env`.
     patched["containers"] = [{"name": JOB, "volumeMounts": container["volumeMounts"]}]
     pods = {"metadata": template["metadata"], "spec": patched}
     return {"name": JOB, "template": {"spec": {"template": pods}}}
@@ -265,10 +272,10 @@ def _asks_for_topology(job: dict[str, Any]) -> bool:
     return any(name.startswith("kueue.") for name in annotations)
 
 
-# PyTorchJob of the training operator: workers that come and go one by one.
+# The training operator starts and replaces the workers of a PyTorchJob one by one.
 #
-# Fields: kubeflow.org/v1, operator 1.9. There is no Master: elasticPolicy excludes one. The
-# operator makes a service for each pod and points PET_RDZV_ENDPOINT to the first worker.
+# Fields are those of kubeflow.org/v1, operator 1.9. There is no Master: elasticPolicy excludes one.
+# The operator makes a service for each pod and points PET_RDZV_ENDPOINT to the first worker.
 
 PYTORCHJOB_API_VERSION = "kubeflow.org/v1"
 PORT = 29400
@@ -328,6 +335,7 @@ def _run_policy(request: LaunchRequest) -> dict[str, Any]:
     settings = request.recipe.launch.kubernetes
     _, most = node_range(request)
     policy: dict[str, Any] = {
+        # Ended pods keep their logs. Running ones would hold nodes of a job that is over.
         "cleanPodPolicy": "Running",
         "ttlSecondsAfterFinished": settings.ttl_s,
         # The operator adds up the restarts of all pods; a lost peer can restart each of them once.
@@ -349,7 +357,7 @@ def _elastic_policy(request: LaunchRequest, name: str) -> dict[str, Any]:
         "maxReplicas": most,
         "maxRestarts": request.recipe.elastic.max_restarts,
         "rdzvBackend": "c10d",
-        # For what else reads the policy; our nodes meet where _pytorchjob_rank_variables says.
+        # Only other readers use these: our nodes meet where _pytorchjob_rank_variables says.
         "rdzvId": name,
         "rdzvHost": f"{name}-worker-0",
         "rdzvPort": PORT,
@@ -379,9 +387,8 @@ def _pytorchjob_rank_variables(request: LaunchRequest, name: str) -> list[pod.En
     ]
 
 
-# A side job: one pod of a plain Job, without devices. Needs neither JobSet nor Kubeflow.
-#
-# Fields: batch/v1.
+# A side job is one pod of a plain Job (batch/v1) without devices, as it has to run on a cluster
+# that has neither JobSet nor Kubeflow.
 
 JOB_API_VERSION = "batch/v1"
 _RESTARTS = 1

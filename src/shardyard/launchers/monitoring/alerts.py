@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from shardyard.rundir.metrics import ALL as RUN
 
-# All that a dashboard or an alert may ask for: a run's metrics, and a cluster's devices.
+# Metrics that a dashboard or an alert may use, so that none asks for one that is never exported.
 #
-# A run's are those of our own exporter (rundir/metrics.py); devices' are fields of NVIDIA's DCGM,
-# which its exporter is told to collect by ``counters``, so that both ends read one list.
+# A run's metrics are those of rundir/metrics.py. A device's are fields of NVIDIA's DCGM, whose
+# exporter collects what ``counters`` lists.
 
 RUN_LABELS = ("run_id", "node")
 """Labels of every sample of a run, in addition to a metric's own."""
 
-# dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go: what every sample of a GPU has.
+# Source: dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go.
 DEVICE_LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname")
 
 
@@ -55,7 +55,7 @@ def counters() -> str:
 _REMEMBERED = "1h"
 """Period for which an end is reported; longer than a notification may be delayed."""
 
-# XIDs that a device goes on after, mostly of the program that ran on it; others wake somebody.
+# A device continues after these XIDs, which mostly come from the program on it: no alert.
 # Source: severity MONITOR in awslabs/awsome-distributed-ai, 2.gpu-cluster-healthcheck.
 _HARMLESS_XIDS = (13, 31, 43, 63, 92, 94, 121, 126, 154)
 
@@ -89,6 +89,7 @@ def _now(metric: str, aggregation: str = "max") -> str:
 
 _ENDING = "draining|drained|finished|failed"
 _WORKING = _now('shardyard_run_state{state=~"running|draining"}') + " > 0"
+# min: a node that does not see the run's folder counts from its own start.
 _STEP_AGE = _now("shardyard_step_age_seconds", "min")
 _USUAL_STEP_S = _now(f"avg_over_time(shardyard_step_seconds[{_REMEMBERED}])")
 _PROBLEMS = 'shardyard_events_total{kind="device_problem"}'
@@ -96,6 +97,7 @@ _PROBLEMS = 'shardyard_events_total{kind="device_problem"}'
 ALERTS = (
     AlertRule(
         name="ShardyardRunFailed",
+        # The value is the attempt's number, so a later attempt that did not fail ends the alert.
         expr=f"{_last_reported('failed')} > 0 unless on (run_id)"
         f" ({_last_reported('running|draining|drained|finished')} > {_last_reported('failed')})",
         severity="critical",
@@ -151,6 +153,7 @@ ALERTS = (
     ),
     AlertRule(
         name="ShardyardDeviceXid",
+        # PromQL compares values with numbers only, so each number is excluded by itself.
         expr=f"{XID.name} > 0" + "".join(f" != {number}" for number in _HARMLESS_XIDS),
         severity="critical",
         summary="GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reports XID {{ $value }}.",

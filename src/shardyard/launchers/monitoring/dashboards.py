@@ -99,6 +99,7 @@ def _traffic(title: str, link: str) -> Panel:
         queries=tuple(
             (
                 f"max by (node, device) "
+                # rate() needs two scrapes. They are 15 s apart, so some may be missed.
                 f'(rate(shardyard_device_{link}_{way}_bytes_total{{run_id="$run"}}[2m]))',
                 f"node {{{{node}}}} device {{{{device}}}} {way}",
             )
@@ -116,6 +117,7 @@ RUN = Dashboard(
         Panel(
             title="State",
             queries=(
+                # The value is the attempt's number: the newest attempt has the largest.
                 (f"topk(1, max by (state) (last_over_time({_STATE}[$__range])) > 0)", "{{state}}"),
             ),
             kind="stat",
@@ -256,6 +258,7 @@ CLUSTER = Dashboard(
         ),
         _of_devices("Memory copy utilisation", COPY.name, "percent"),
         _of_devices("Newest XID error", XID.name, "none", note="0: there was none."),
+        # DCGM reports MHz, and Grafana's unit is hertz.
         _of_devices("SM clock", CLOCK.name, "hertz", scale=" * 1e6"),
         _of_devices("Temperature", TEMPERATURE.name, "celsius"),
         _of_devices("Power", POWER.name, "watt"),
@@ -269,6 +272,7 @@ ALL = (RUN, CLUSTER)
 def render(dashboard: Dashboard) -> dict[str, Any]:
     """The JSON that Grafana imports, or finds in a file or a ConfigMap."""
     return {
+        # A fixed id, so that a later import replaces the page.
         "uid": dashboard.name,
         "title": dashboard.title,
         "tags": ["shardyard"],
@@ -283,6 +287,7 @@ def render(dashboard: Dashboard) -> dict[str, Any]:
 
 def _source() -> dict[str, Any]:
     return {
+        # The reader chooses, because ids of data sources differ between installations.
         "name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus",
         "refresh": 1, "hide": 0, "multi": False, "includeAll": False,
     }  # fmt: skip

@@ -39,6 +39,7 @@ def slurm_checks(
         ask_when: When the job would start, in Slurm's words; raises where it would be rejected.
     """
     try:
+        # First, because with the controller away each question waits for its own time-out.
         ask(shell, ["scontrol", "ping"])
         rows = read_partitions(ask(shell, ["sinfo", "-h", "-o", "%P|%D|%a|%G"]))
     except ShardyardError as error:
@@ -65,9 +66,11 @@ def read_partitions(text: str) -> list[Partition]:
     rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 3]
     return [
         Partition(
+            # sinfo marks the default partition with a star.
             name=name.rstrip("*"), is_default=name.endswith("*"), nodes=int(nodes),
             is_up=state == "up", gres="|".join(gres),
         )
+        # Generic resources come last in the line, because their text may hold a bar.
         for name, nodes, state, *gres in rows
     ]  # fmt: skip
 
@@ -171,6 +174,7 @@ def file_system_of(path: Path, mounts: Path) -> str | None:
     places = [line.split()[1:3] for line in lines if len(line.split()) > 2]
     resolved = path.absolute()
     found = [(len(where), kind) for where, kind in places if resolved.is_relative_to(where)]
+    # The longest mount point above a path is the one that holds it.
     return max(found)[1] if found else None
 
 

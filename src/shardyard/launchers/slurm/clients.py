@@ -30,6 +30,7 @@ def run_client(argv: Sequence[str]) -> ClientResult:
     """Run a client on this machine, without variables that outrank its options."""
     done = subprocess.run(
         argv,
+        # SBATCH_* outrank the lines of a batch script, and SQUEUE_* change what squeue prints.
         env=for_slurm_client(os.environ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -58,8 +59,8 @@ _AWAY = (
     "not confirm. Jobs that run go on. Try again; `scontrol ping` says when it is back."
 )
 
-# Slurm's own words (slurm_errno.c, and what its clients print) -> class, what to do now. The first
-# that is found counts.
+# Patterns are of Slurm's own messages (slurm_errno.c, and those of its clients). The first that is
+# found counts, so that a general word cannot take the place of an exact one.
 _REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
     (r"Invalid job id", UnknownJobError, "It ended long ago, or was never there: `sacct -j ID`."),
     (r"accounting storage is disabled", NoAccountingError, "Only the controller can be asked."),

@@ -114,6 +114,7 @@ class SlurmLauncher:
         if launch.slurm.container_image is None:
             held = launch.image_paths
             return NodePaths(launcher=self.name, shares_filesystem=True, folders=held)
+        # `_srun` mounts the run's folder into the container.
         own = () if run.id is None else (f"{launch.run_dir or Path(run.dir).resolve()}/{run.id}",)
         targets = tuple(map(_target, launch.slurm.container_mounts))
         return NodePaths(
@@ -163,8 +164,10 @@ class SlurmLauncher:
         _check_secrets_set(_option(rendered, "export"), self.environ)
         for entry in _entries(ledger, rendered.name):
             self._check_no_active_job(entry)
+        # sbatch keeps a copy of the script, but nodes read the recipe from here at their start.
         for name, content in rendered.files.items():
             write_text(run_dir / name, content)
+        # Slurm makes no folders for --output: the job would fail at its start.
         make_folder(run_dir / "logs")
         entry = ledger.intend(
             KIND,
@@ -182,6 +185,7 @@ class SlurmLauncher:
         except ShardyardError as error:
             ledger.fail(entry, str(error))
             raise
+        # --parsable prints ID, or ID;CLUSTER where Slurm has several (sbatch(1)).
         job_id, _, cluster = answer.strip().splitlines()[-1].partition(";")
         if not _FORM.id.fullmatch(job_id):
             raise ShardyardError(
@@ -208,7 +212,9 @@ class SlurmLauncher:
         finally:
             script.unlink()
         if done.exit_code != 0:
+            # Nothing is called again: `ask` only turns the refusal into an error.
             ask(lambda _: done, ["sbatch"])
+        # sbatch prints the result of a test on stderr.
         return " ".join(done.err.split())
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
@@ -240,6 +246,7 @@ class SlurmLauncher:
         try:
             known |= self._in_accounts(forgotten)
         except ShardyardError as error:
+            # Accounts that do not answer must not hide what the controller knows of the others.
             untold = {job.id: error for job in forgotten}
         answers = [
             untold.get(job.id) or answer(partial(_reported_status, known.get(job.id), job))
@@ -285,6 +292,7 @@ class SlurmLauncher:
             return
         # A job that has just begun may miss the signal; it looks for the file.
         write_text(Path(job.details["folder"]) / "launch" / f"stop-{job.id}", "cancel\n")
+        # To the script alone, which repeats SIGTERM to the nodes until they have ended.
         self._scancel(job, "--batch", "--signal=USR2")
 
     def remove(self, job: Submission, ledger: Ledger) -> Removal:
@@ -319,6 +327,7 @@ class SlurmLauncher:
 
     def _in_queue(self, jobs: Sequence[Submission]) -> dict[str, JobRecord]:
         """Return the controller's records of jobs of one cluster, by number."""
+        # -t all, because squeue leaves out jobs that have just ended; -a for hidden partitions.
         asked = ["squeue", *_cluster(jobs[0]), "-a", "-h", "-t", "all", "-j", _numbers(jobs)]
         try:
             return read_squeue(ask(self.shell, [*asked, "-O", SQUEUE_FIELDS]))
@@ -329,6 +338,7 @@ class SlurmLauncher:
         """Return the accounts' records of jobs of one cluster, by number."""
         if not jobs:
             return {}
+        # -X for one line a job, without its steps.
         asked = ["sacct", *_cluster(jobs[0]), "-X", "-n", "-P", "-j", _numbers(jobs)]
         try:
             return read_sacct(ask(self.shell, [*asked, "-o", SACCT_FIELDS]))
@@ -347,10 +357,12 @@ class SlurmLauncher:
             for name, _, state in (row.partition("|") for row in text.split())
             if state
         }
+        # By length first: node2 comes before node10.
         return tuple(sorted(rows, key=lambda row: (len(row[0]), row[0])))
 
     def _scancel(self, job: Submission, *options: str) -> None:
         with suppress(UnknownJobError):  # it ended in the meantime
+            # `--`, so that an id from a changed ledger cannot act as an option.
             ask(self.shell, ["scancel", *_cluster(job), *options, "--", job.id])
 
     def _check_no_active_job(self, entry: LedgerEntry) -> None:
@@ -374,6 +386,7 @@ class SlurmLauncher:
             Submission(launcher=self.name, run_id=entry.name, id=job_id, name=entry.name,
                 details=dict(entry.details))
             for job_id, _, command in rows
+            # A job of this name may be of a run with the same id in another folder.
             if job_id.isdecimal() and command.strip() == _script_in(entry.details)
         ]  # fmt: skip
 
@@ -397,6 +410,7 @@ def _script_in(details: Mapping[str, str]) -> str:
 
 def _is_owned(record: JobRecord, job: Submission) -> bool:
     """Whether Slurm's job of this number is the run's: it may be another one, of anybody."""
+    # After MaxJobId Slurm counts from the beginning, so a number may come again.
     if record.command is None:
         return record.name == job.name
     return record.command == _script_in(job.details)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from shardyard.errors import RequestError
 from shardyard.launchers.node_rank import NodeAssignment, Variables
 
-# Slurm's short form of a list of hosts, ``node[1-3,07],gpu5``, written out.
+# Slurm shortens a list of hosts: ``node[1-3,07],gpu5``.
 #
-# Slurm's own ``scontrol show hostnames`` does it too, but is not in every container.
+# ``scontrol show hostnames`` writes it out too, but is not in every container.
 # Source: https://slurm.schedmd.com/scontrol.html (show hostnames) and the list's grammar in
-# src/common/hostlist.c: comma-separated names, each with any number of bracketed ranges; the width
-# of a range's first number, leading zeros included, is that of all its names.
+# src/common/hostlist.c: comma-separated names, each with any number of bracketed ranges. All names
+# of a range have the width of its first number, leading zeros included.
 
 _PART = re.compile(r"\[([^\[\]]+)\]|([^\[\],]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -38,6 +38,7 @@ def host_of(nodelist: str, node_rank: int) -> str:
     Raises:
         RequestError: It is no such list, or has fewer.
     """
+    # Read only as far as this node: the list of a large job is long.
     for host in itertools.islice(_hosts_in(nodelist), node_rank, None):
         return host
     raise _format_error(nodelist)

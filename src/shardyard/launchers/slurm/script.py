@@ -139,6 +139,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             *directives,
             "",
             "set -euo pipefail",
+            # Before srun, which reads these variables as options.
             *_UNSET,
             f"run_dir={word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue and request.side is None else 'no'}",
@@ -212,10 +213,13 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         directives.append(("time", _minutes(request)))
     directives += [*_queue(request), *_added(request, "sbatch")]
     directives += [
+        # Always given: otherwise the JobRequeue of the cluster decides.
         ("requeue" if slurm.requeue and request.side is None else "no-requeue", None),
         ("signal", f"B:USR1@{slurm.signal_before_s}"),
+        # Slurm truncates the log of a requeued job unless it is told to append.
         ("open-mode", "append"),
         ("output", f"{_in_pattern(request.run_dir)}/logs/slurm-%j.log"),
+        # sbatch hands over the submitter's whole environment unless told otherwise.
         ("export", ",".join(exported_names(request.recipe)) or "NONE"),
     ]
     return directives
@@ -223,6 +227,7 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
 
 def _minutes(request: LaunchRequest) -> int:
     """The time limit; a block's end is no time to be rounded up to."""
+    # A plain number in --time is minutes, the unit in which Slurm counts limits.
     minutes = (request.time_limit_s or 0.0) / 60
     is_of_block = request.time_limit_s == request.block_left_s
     return math.floor(minutes) if is_of_block else math.ceil(minutes)
@@ -259,11 +264,13 @@ def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         side = request.recipe.launch.side
         return [("cpus-per-task", side.cpus), ("mem", f"{side.memory_gib}G")]
     kind = _device_kind(request)
+    # The devices of the nodes are not known, so the partition's defaults decide.
     if kind == "auto":
         return []
     if kind == "cpu":
         return [("cpus-per-task", request.devices_per_node)]
     slurm = request.recipe.launch.slurm
+    # --exclusive gives all CPUs of a node, but only the default memory; --mem=0 is all of it.
     whole: list[tuple[str, str | int | None]] = [("exclusive", None), ("mem", 0)]
     is_asked = kind in _GPUS and slurm.request_gpus and _gpus_by_gres(request) is None
     return [("gpus-per-node", request.devices_per_node), *whole] if is_asked else whole
@@ -310,6 +317,7 @@ def _srun(request: LaunchRequest) -> list[str]:
         words.append(f"--cpus-per-task={cpus}")  # not inherited since 22.05
     words += [
         "--open-mode=append",
+        # %t is the task's rank, which is the node's where each node has one task.
         f"--output={_in_pattern(request.run_dir)}/logs/slurm-%j-node-%t.log",
     ]
     if slurm.container_image is not None:
@@ -333,6 +341,7 @@ def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
     slurm = request.recipe.launch.slurm
     python = slurm.python
     if python == "auto":
+        # The path of this Python means nothing inside a container.
         python = sys.executable if slurm.container_image is None else "python3"
     words = [f"{request.run_dir}/{recipe_file(request.side_details)}", "--run-dir", request.run_dir]
     if request.side is not None:
@@ -407,6 +416,7 @@ def _option(name: str, value: str | int | None) -> str:
 
 
 def _array(name: str, words: list[str]) -> str:
+    # An array, so that a path with blanks stays one word.
     return f"{name}=({' '.join(map(word, words))})"
 
 

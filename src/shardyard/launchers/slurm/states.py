@@ -10,8 +10,8 @@ from shardyard.errors import EXIT_DRAINED, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, SchedulerJob
 from shardyard.launchers.slurm.script import COMMENT
 
-# All of slurm.h's enum job_states and its flags, as job_state_string() prints them (Slurm 20.11 to
-# 25.05: squeue(1) and sacct(1), JOB STATE CODES).
+# The table has all of slurm.h's enum job_states and its flags, as job_state_string() prints them
+# (Slurm 20.11 to 25.05: squeue(1) and sacct(1), JOB STATE CODES).
 STATES = {
     "PENDING": JobState.WAITING,
     "CONFIGURING": JobState.WAITING,
@@ -22,11 +22,13 @@ STATES = {
     "RESV_DEL_HOLD": JobState.WAITING,
     "SPECIAL_EXIT": JobState.WAITING,
     "RUNNING": JobState.RUNNING,
+    # Some of its processes still end, and may still write.
     "COMPLETING": JobState.RUNNING,
     "EXPEDITING": JobState.RUNNING,
     "RESIZING": JobState.RUNNING,
     "SIGNALING": JobState.RUNNING,
     "STAGE_OUT": JobState.RUNNING,
+    # STOPPED and SUSPENDED jobs keep their allocation (squeue(1)).
     "STOPPED": JobState.RUNNING,
     "SUSPENDED": JobState.RUNNING,
     "UPDATE_DB": JobState.RUNNING,
@@ -36,6 +38,7 @@ STATES = {
     "DEADLINE": JobState.FAILED,
     "FAILED": JobState.FAILED,
     "LAUNCH_FAILED": JobState.FAILED,
+    # Final only if the job may not be requeued; one that may is PENDING again.
     "NODE_FAIL": JobState.FAILED,
     "OUT_OF_MEMORY": JobState.FAILED,
     "PREEMPTED": JobState.FAILED,
@@ -61,7 +64,8 @@ _ENDINGS = {
     "REVOKED": "another cluster of the federation runs it",
 }
 
-# Reasons of a waiting job (squeue(1), JOB REASON CODES) -> words; the first that fits.
+# Reasons of a waiting job are in squeue(1), JOB REASON CODES. The first pattern that fits counts:
+# PartitionTimeLimit must not reach `\w*Limit`.
 _WAITS = (
     (r"Resources|Priority|None|Reservation", "waits for free nodes"),
     (r"BeginTime", "was requeued; Slurm lets it start again after a short while"),
@@ -110,6 +114,7 @@ def _command(text: str) -> str:
     return command if end else ""
 
 
+# Without a suffix such as `|`, squeue -O pads and cuts each field at 20 characters.
 SQUEUE_FIELDS = "JobID:|,State:|,Reason:|,exit_code:|,NodeList:|,restartcnt:|,Command:|"
 
 
@@ -117,12 +122,14 @@ def read_squeue(text: str) -> dict[str, JobRecord]:
     """Read what ``squeue -h -O SQUEUE_FIELDS`` prints: a job's number -> what `scontrol` says."""
     found = {}
     for line in text.splitlines():
+        # The command comes last, because a path may hold a bar.
         row = line.removesuffix("|").split("|", 6)
         if len(row) < 7:  # of several clusters it names each on a line of its own
             continue
         number, state, reason, ended, node_list, restarts, command = row
         found[number] = JobRecord(
             state=state,
+            # scontrol and sacct write the same words with underscores.
             reason=reason.replace(" ", "_"),
             exit_code=f"{int(ended) >> 8}:{int(ended) & 0x7F}",  # as wait(2) has it
             node_list=node_list,
