@@ -80,6 +80,7 @@ class _Account:
         """Instance profiles of the queue's environments -> ARN of their role; None: missing."""
         iam, found = self.client("iam"), {}
         for resources in map(_resources, self.environments):
+            # An environment may name the profile by its name or by its ARN.
             name = str(resources.get("instanceRole", "")).rpartition("/")[2]
             if name:
                 get = partial(iam.get_instance_profile, InstanceProfileName=name)
@@ -286,6 +287,7 @@ def _roles(account: _Account) -> Iterator[Finding]:
     for name, arn in (("job_role", settings.job_role), ("execution_role", settings.execution_role)):
         if arn is None:
             continue
+        # GetRole takes the name alone, and an ARN also has a path.
         get = partial(iam.get_role, RoleName=arn.rpartition("/")[2])
         answer = account.find("look for the role", get, missing=_NO_ENTITY)
         yield _role(f"launch.aws_batch.{name}", arn, answer)

@@ -191,6 +191,7 @@ class BatchLauncher:
         with translate_aws_errors("list the queues", region):
             pages = batch.get_paginator("describe_job_queues").paginate()
             queues = [queue["jobQueueName"] for page in pages for queue in page["jobQueues"]]
+        # ListJobs answers for one queue at a time. A star matches any end of a name.
         ids = [
             one["jobId"]
             for queue in queues

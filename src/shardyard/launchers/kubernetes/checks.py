@@ -204,6 +204,7 @@ def _controllers(request: LaunchRequest, api: Api) -> Iterator[Finding]:
 def _etcd(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     settings = request.recipe.launch.kubernetes
     name, secret = service_name(settings), secret_name(settings)
+    # Without the service, `--install` makes both: the certificate is no problem of its own.
     if secret is not None and (name is None or api.get("Service", name) is not None):
         yield _certificate(secret, api)
     if name is None:

@@ -392,6 +392,7 @@ def _status(api: Api, job: Submission) -> JobStatus:
     notes = config["metadata"].get("annotations", {}) if config else {}
     pods = _pods(api, job) if found is not None else []
     status = status_of(kind, found, pods, cancelled=CANCELLED in notes)
+    # Before there are pods, only the controller's events tell why, such as a quota.
     if status.state is JobState.WAITING and not pods and (said := api.warnings_about(job.id)):
         return replace(status, reason=f"{status.reason}: {said[-1]}")
     return status
@@ -501,6 +502,7 @@ def _create_config(
     """Create the ConfigMap; None: the run's own was there, as its name says what it holds."""
     name, run_id = item["metadata"]["name"], item["metadata"]["annotations"][RUN_ID]
     found = _owned_object(api, item, ledger)
+    # The name has only 8 digits of the digest, so the content is compared as well.
     if found and all(found.get(key) == item.get(key) for key in _CONTENT):
         # A resume with the same recipe finds this ConfigMap with the mark of the earlier job.
         _mark_cancelled(api, name, None, run_id=run_id)

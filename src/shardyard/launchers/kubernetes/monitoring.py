@@ -132,6 +132,7 @@ def render_objects(namespace: str) -> tuple[Object, ...]:
         "kind": "PodMonitor",
         "metadata": _meta(NAME, namespace),
         "spec": {
+            # One Prometheus serves the runs of all namespaces.
             "namespaceSelector": {"any": True},
             "selector": {"matchLabels": dict([MANAGED_BY])},
             "podMetricsEndpoints": [{"port": PORT, "interval": "15s"}],

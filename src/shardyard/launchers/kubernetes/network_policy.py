@@ -22,11 +22,14 @@ def network_policy(request: LaunchRequest, metadata: dict[str, Any], name: str) 
     Args:
         name: Of the job.
     """
+    # The label of the controller, since Trainer 2.0 gives pods none of ours.
     own = {"matchLabels": {POD_LABELS[job_kind(request)]: name}}
     allowed: list[dict[str, Any]] = [{"from": [{"podSelector": own}]}]
     place = metrics_endpoint(request.recipe.observe.prometheus)
+    # Port 0 is any free one, which no policy can name in advance.
     if place is not None and place.port:
         assert PROMETHEUS.release is not None
+        # Kubernetes itself gives each namespace this label.
         watcher = {"kubernetes.io/metadata.name": PROMETHEUS.release.namespace}
         allowed.append({
             "from": [{"namespaceSelector": {"matchLabels": watcher}}],

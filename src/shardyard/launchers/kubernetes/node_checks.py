@@ -28,6 +28,7 @@ def matching_nodes(request: LaunchRequest, api: Api) -> list[Object]:
     capacity = capacity_of(request.recipe.cluster)
     if capacity is None:
         return nodes
+    # Chosen here, because a label selector knows no alternatives.
     return [
         node for node in nodes if is_from_capacity(capacity, node["metadata"].get("labels", {}))
     ]
@@ -56,6 +57,7 @@ def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     if len(nodes) < request.nodes:
         yield Finding(
             name="nodes",
+            # An autoscaler may add the missing ones.
             verdict="warning",
             what=f"the cluster has {len(nodes)} nodes of {kind}, and the run wants {request.nodes}",
             mend="It waits until there are enough: scale the node group, or see that an "

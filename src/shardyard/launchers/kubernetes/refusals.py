@@ -151,6 +151,7 @@ def _status_message(error: Any) -> str:
     try:
         words = parse_json(error.body)["message"]
     except (TypeError, ValueError, KeyError):
+        # A proxy answers with a page of its own and not with a Status.
         words = error.reason or "no reason given"
     return str(words).strip().rstrip(".")
 

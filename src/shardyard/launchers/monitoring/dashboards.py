@@ -235,6 +235,7 @@ RUN = Dashboard(
 
 
 def _of_devices(title: str, metric: str, unit: str, *, scale: str = "", note: str = "") -> Panel:
+    # A regular expression, because a reader may choose several nodes.
     query = f'max by (Hostname, gpu) ({metric}{{Hostname=~"$node"}}){scale}'
     legend = "{{Hostname}} GPU {{gpu}}"
     return Panel(title=title, queries=((query, legend),), unit=unit, note=note)

@@ -56,6 +56,7 @@ def slurm_checks(
     unused = unused_image(request.recipe)
     if unused is not None:
         findings.append(Finding(name="image", verdict="warning", what=unused))
+    # `sbatch --test-only` would only repeat what is wrong with the partition.
     if finding.verdict != "problem":
         findings.append(_when(ask_when))
     return findings

@@ -156,6 +156,7 @@ _REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
         "user=$USER` show what you have.",
     ),
     (
+        # The most general words are last: `disabled` is also in the message on accounting.
         r"temporarily unable|disabled|draining|Reached the maximum|system limit",
         CapacityError,
         "Try again later; the administrators know when.",

@@ -216,10 +216,10 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         # Always given: otherwise the JobRequeue of the cluster decides.
         ("requeue" if slurm.requeue and request.side is None else "no-requeue", None),
         ("signal", f"B:USR1@{slurm.signal_before_s}"),
-        # Slurm truncates the log of a requeued job unless it is told to append.
+        # Slurm truncates the log of a requeued job without this option.
         ("open-mode", "append"),
         ("output", f"{_in_pattern(request.run_dir)}/logs/slurm-%j.log"),
-        # sbatch hands over the submitter's whole environment unless told otherwise.
+        # sbatch hands over the submitter's whole environment by default.
         ("export", ",".join(exported_names(request.recipe)) or "NONE"),
     ]
     return directives
