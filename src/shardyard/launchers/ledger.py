@@ -324,8 +324,8 @@ class Ledger:
                 file.seek(max(0, file.tell() - 1))
                 torn = file.read() not in (b"", b"\n")  # a writer was killed in its line
                 file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
-                file.flush()
                 # A power cut after the object's creation must not take the only line that names it.
+                file.flush()
                 os.fsync(file.fileno())
             if is_new:
                 # fsync of a file does not save its name, which is an entry of the folder.
