@@ -110,7 +110,7 @@ class RejectedRowError(SourceError):
 
     Args:
         reason: Why, without the place.
-        place: Place of the row. Becomes text only with the message: finding a line reads the
+        location: Place of the row. Becomes text only with the message: finding a line reads the
             file again.
     """
 

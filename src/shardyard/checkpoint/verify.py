@@ -82,8 +82,8 @@ def write_flushed(path: Path, parts: Iterable[memoryview]) -> FileDigest:
                 file.write(chunk)
                 checksum.update(chunk)
             size += part.nbytes
-        file.flush()
         # flush() ends in the kernel's cache. fsync() ends on the disk, and reports its errors.
+        file.flush()
         os.fsync(file.fileno())
     return FileDigest(size, checksum.hexdigest())
 

@@ -14,7 +14,7 @@ _MOST_DOUBLINGS = 60
 
 
 def wait_for(poll: Callable[[], T], *, every_s: float, within_s: float = math.inf) -> T:
-    """Call ``look`` until it finds something, or the time is over.
+    """Call ``poll`` until it finds something, or the time is over.
 
     Returns:
         The last answer; None or False: not found in time.

@@ -23,9 +23,9 @@ from shardyard.families.shape import ModelShape
 from shardyard.planner.trainable_parameters import TrainableElements, trained_of
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of an activation and of a gathered parameter; fp8 is the format of products only."""
 REDUCE_BYTES = {"fp32": 4, "bf16": 2, "exact": 8}
 """Bytes of a gradient on the wire, by ``precision.reduce``."""
-"""Bytes of an activation and of a gathered parameter; fp8 is the format of products only."""
 
 Recompute = Literal["none", "attention", "selective", "full"] | int
 """Recompute mode of activation checkpointing.

@@ -51,7 +51,7 @@ class DevicePoller:
     Args:
         name: Returns the device; called once.
         read: Returns its numbers.
-        answered: Queue that gets an entry at each answer. A condition that all devices
+        completions: Queue that gets an entry at each answer. A condition that all devices
             share would wake all of their threads at each answer.
     """
 

@@ -261,7 +261,7 @@ class Uploader:
     """Sender of one attempt to one service.
 
     Args:
-        tell: Called with the reason why a service accepts no data, once until it accepts some.
+        on_problem: Called with the reason why a service accepts no data, once until it does.
         address: Called with the address of the run, once it is visible.
     """
 

@@ -434,8 +434,8 @@ class Loop:
     def _end(self) -> str:
         """Make the last step durable; where a drain cannot, the checkpoint before it stays."""
         self.profiles.end(is_draining=not self._is_complete(), is_last=self.training.is_last)
-        self._save()
         # FINISHED promises that the last step is durable, so the end waits for the writer.
+        self._save()
         self.heartbeat.enter(WorkerPhase.WRITE)
         self.training.saver.wait()
         self._report_saves()

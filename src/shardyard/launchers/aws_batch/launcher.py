@@ -1,7 +1,7 @@
 """AWS Batch: one multi-node parallel job, whose main node is node 0; of a side job one container.
 
 Prerequisites: an image, a queue on an EC2 compute environment, a file system for the run's folder
-(docs/launch-aws-batch.md). What is sent is made in objects.py.
+(docs/launch-aws-batch.md). What is sent is made in requests.py.
 """
 
 import json

@@ -307,7 +307,7 @@ def _missing_rights(api: Api, required: Sequence[tuple[str, str, str]]) -> list[
     """Return the verbs and resources that are not allowed.
 
     Args:
-        wanted: Verbs, resources and their API groups.
+        required: Verbs, resources and their API groups.
     """
     return [
         f"{verb} {resource}"

@@ -29,7 +29,7 @@ from shardyard.units import format_count
 
 
 class _NetworkParameters(NamedTuple):
-    """The network as ``states.py`` asks for it: one stage."""
+    """The network as ``state_memory.py`` asks for it: one stage."""
 
     layers: int
     block: float
