@@ -21,7 +21,7 @@ from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.config.formulas import slot_labels
-from shardyard.elastic.heartbeat import AgentMemory, attach
+from shardyard.elastic.shared_memory import AgentMemory, attach
 
 TENSORS = 90
 """Of llama-tiny, with both of AdamW's averages; each of the same size here."""

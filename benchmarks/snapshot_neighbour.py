@@ -37,10 +37,10 @@ from shardyard.checkpoint.snapshots.take import Snapshots
 from shardyard.config.formulas import SENT, best_every, snapshot_labels
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.elastic.agent_messages import AgentMessages
-from shardyard.elastic.heartbeat import AgentMemory, attach
 from shardyard.elastic.peer_snapshots import PeerReplication, RingPosition
 from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.elastic.seal import Seal
+from shardyard.elastic.shared_memory import AgentMemory, attach
 from shardyard.network_interface import loopback_interface
 
 SHARE = 0.05

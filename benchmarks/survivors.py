@@ -34,8 +34,8 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.formulas import slot_labels
-from shardyard.elastic.heartbeat import AgentMemory, attach
 from shardyard.elastic.rendezvous.c10d import serve_store, worker_store
+from shardyard.elastic.shared_memory import AgentMemory, attach
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir

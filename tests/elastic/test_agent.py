@@ -50,6 +50,14 @@ def test_an_agent_waits_for_no_part_of_torch_that_only_its_workers_use() -> None
 
 
 @pytest.mark.heavy
+def test_an_agent_takes_its_lease_before_torch_is_imported() -> None:
+    """Its first events, and its signals, need none of it."""
+    look = "import sys, shardyard.elastic.__main__; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.heavy
 def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("finish")

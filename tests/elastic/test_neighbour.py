@@ -17,9 +17,9 @@ from shardyard.checkpoint.snapshots.slot import SnapshotId, read_head
 from shardyard.config.formulas import ELSEWHERE, SENT, slot_labels, snapshot_labels
 from shardyard.config.schema.recipe import Cluster, Elastic, Recipe
 from shardyard.elastic.agent_messages import AgentMessages
-from shardyard.elastic.heartbeat import AgentMemory
 from shardyard.elastic.peer_snapshots import PeerReplication, RingPosition
 from shardyard.elastic.seal import Seal
+from shardyard.elastic.shared_memory import AgentMemory
 from tests.checkpoint.slots import room_for, rows, seal, slot_of
 from tests.elastic.agents import wait_until
 

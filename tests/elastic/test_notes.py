@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 from shardyard.elastic import heartbeat
 from shardyard.elastic.heartbeat import (
-    NOTES,
     STEPS_KEPT,
-    AgentMemory,
     SharedHeartbeat,
     StepRecord,
     clear_heartbeats,
@@ -21,6 +19,7 @@ from shardyard.elastic.heartbeat import (
     read_heartbeats,
     read_steps,
 )
+from shardyard.elastic.shared_memory import NOTES, AgentMemory
 from shardyard.observe.trace import COLLECTIVE_FUNCTIONS
 from shardyard.train.hooks import Heartbeat, WorkerPhase
 

@@ -32,9 +32,9 @@ from shardyard.config.model_defaults import (
 from shardyard.config.model_sizes import ModelSizes, Sizes
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DatasetMetadata, Resolved
-from shardyard.config.rules.elastic import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.rules.layout import SPLIT_BACKWARD
 from shardyard.config.rules.model import falls_back_to_eager
+from shardyard.config.rules.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row

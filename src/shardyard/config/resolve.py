@@ -32,10 +32,10 @@ from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.phases import in_phase, of_phases
 from shardyard.config.resolved import DatasetMetadata, Resolved, fingerprint, settings_in
 from shardyard.config.rules.custom_module import is_generic
-from shardyard.config.rules.elastic import check_exclusion_device
 from shardyard.config.rules.images import check_network
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.rules.model import check_model, check_vocabulary
+from shardyard.config.rules.node_exclusion import check_exclusion_device
 from shardyard.config.rules.precision import without_bf16
 from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.base import Own, Section

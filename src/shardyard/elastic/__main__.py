@@ -28,7 +28,7 @@ from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.elastic.forkserver import gc_paused
-from shardyard.elastic.heartbeat import NOTES, AgentMemory
+from shardyard.elastic.shared_memory import NOTES, AgentMemory
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.foreign_variables import remove_for_agent
 from shardyard.io.files import make_folder
@@ -194,9 +194,7 @@ def _rank_seconds(heartbeats: AgentMemory | None, resolved: Resolved) -> list[tu
 
 def _ranks(heartbeats: AgentMemory | None, resolved: Resolved) -> Ranks:
     """The last step of each rank of this node; empty before any has noted one."""
-    from shardyard.elastic.heartbeat import (
-        read_heartbeats,  # imports torch, as the fork server does first
-    )
+    from shardyard.elastic.heartbeat import read_heartbeats
 
     count = resolved.recipe.cluster.devices
     assert isinstance(count, int)

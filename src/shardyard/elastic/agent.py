@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.elastic import restart_timeout_s
+from shardyard.config.rules.timeouts import restart_timeout_s
 from shardyard.config.schema.recipe import Recipe
 from shardyard.elastic.agent_messages import Node
 from shardyard.elastic.device_watch import Findings
@@ -34,7 +34,6 @@ from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
-from shardyard.elastic.heartbeat import AgentMemory
 from shardyard.elastic.node_exclusion import NodeExcluded, wait_for_end, was_excluded
 from shardyard.elastic.peer_snapshots import PeerReplication
 from shardyard.elastic.rendezvous.c10d import (
@@ -49,6 +48,7 @@ from shardyard.elastic.rendezvous.etcd import etcd_rendezvous
 from shardyard.elastic.rendezvous.store_failover import StoreFailover
 from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal
+from shardyard.elastic.shared_memory import AgentMemory
 from shardyard.elastic.worker import failure_path
 from shardyard.elastic.worker_failures import Loss, first_cause
 from shardyard.errors import LostNodeError, ShardyardError, StorageError

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shardyard.elastic import forkserver
-from shardyard.elastic.heartbeat import AgentMemory, read_heartbeats
+from shardyard.elastic.heartbeat import read_heartbeats
 from shardyard.elastic.restart_budget import durable_step, last_finished_step, steps_done
+from shardyard.elastic.shared_memory import AgentMemory
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.elastic.worker_failures import (
     FIRST_STEPS,

@@ -30,7 +30,7 @@ from shardyard.elastic.devshm_errors import translate_semaphore_errors
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, Hang, HangWatch
-from shardyard.elastic.heartbeat import AgentMemory, clear_heartbeats, read_heartbeats
+from shardyard.elastic.heartbeat import clear_heartbeats, read_heartbeats
 from shardyard.elastic.node_exclusion import (
     ExclusionRules,
     NodeExcluded,
@@ -42,6 +42,7 @@ from shardyard.elastic.peer_snapshots import PeerReplication, RingPosition
 from shardyard.elastic.processes import ProcessesAgent, standby_pool_of
 from shardyard.elastic.rendezvous.c10d import Rendezvous
 from shardyard.elastic.restart_budget import RestartBudget, durable_step, earlier_failures
+from shardyard.elastic.shared_memory import AgentMemory
 from shardyard.elastic.slowdown import SlowdownWatch
 from shardyard.elastic.worker_failures import (
     Loss,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, assert_never
 
-from shardyard.config.rules.elastic import hang_min_s, hang_slow_s
+from shardyard.config.rules.timeouts import hang_min_s, hang_slow_s
 from shardyard.config.schema.recipe import Elastic
 from shardyard.elastic.heartbeat import HeartbeatRecord
 from shardyard.elastic.pauses import PauseDetector

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 
 from shardyard.elastic.agent_messages import AgentMessages
 from shardyard.elastic.hang_watch import HangWatch
-from shardyard.elastic.heartbeat import AgentMemory, StepRecord, read_steps
+from shardyard.elastic.heartbeat import StepRecord, read_steps
 from shardyard.elastic.pauses import PauseWatch
+from shardyard.elastic.shared_memory import AgentMemory
 from shardyard.telemetry.health.ranks import BLOCK_STEPS, RankBlock, Slowness, StragglerDetector
 
 # The ranks of a run are judged by their heartbeats while it runs. Each agent cuts its own ranks'

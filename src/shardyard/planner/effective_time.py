@@ -18,7 +18,7 @@ from shardyard.config.formulas import (
     steps_between_checkpoints,
     steps_between_snapshots,
 )
-from shardyard.config.rules.elastic import hang_min_s
+from shardyard.config.rules.timeouts import hang_min_s
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
 from shardyard.planner.failure_rates import HARDWARE_SHARE, Mtbf, log_log

@@ -17,8 +17,8 @@ from shardyard.checkpoint.snapshots.load import (
 from shardyard.checkpoint.snapshots.protocol import remote_snapshots_to_json
 from shardyard.checkpoint.snapshots.slot import SnapshotId
 from shardyard.config.formulas import ELSEWHERE, peer_labels, slot_labels
-from shardyard.elastic.heartbeat import AgentMemory
 from shardyard.elastic.peer_snapshots import ExpectedSnapshots, SnapshotServer, SnapshotStore
+from shardyard.elastic.shared_memory import AgentMemory
 from tests.checkpoint.kept_memory import FolderMemory
 from tests.checkpoint.slots import room_for, rows, seal
 

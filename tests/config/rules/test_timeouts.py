@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.elastic import (
+from shardyard.config.rules.timeouts import (
     TIMEOUTS,
     TimeoutOrder,
     check_timeouts,

@@ -21,13 +21,14 @@ from shardyard.config.rules.data import (
     formats_of,
     text_settings,
 )
-from shardyard.config.rules.elastic import check_node_exclusion, check_timeouts
 from shardyard.config.rules.images import check_images
 from shardyard.config.rules.launch import check_environment, check_launch
 from shardyard.config.rules.model import check_lora, check_model
+from shardyard.config.rules.node_exclusion import check_node_exclusion
 from shardyard.config.rules.observe import check_alerts, check_exporters, check_profile
 from shardyard.config.rules.precision import check_precision
 from shardyard.config.rules.reproducible import check_reproducible
+from shardyard.config.rules.timeouts import check_timeouts
 from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Optim, Recipe, TaskSettings

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from shardyard.config.machines import reject_capacity_settings
-from shardyard.config.rules.elastic import check_timeouts
 from shardyard.config.rules.slurm_options import gpus_in, words_of
+from shardyard.config.rules.timeouts import check_timeouts
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
 from shardyard.errors import RecipeError, RequestError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.elastic.heartbeat import AgentMemory, attach
+from shardyard.elastic.shared_memory import AgentMemory, attach
 
 WRITER = (
     "import os, signal; from shardyard.elastic.heartbeat import attach; "
