@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("leave_out", "crash_loop"):
+    for module in ("node_exclusion", "restart_budget"):
         monkeypatch.setattr(f"shardyard.elastic.{module}.time.monotonic", lambda: clock.now_s)
     return clock
 
