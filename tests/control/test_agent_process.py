@@ -128,7 +128,7 @@ def test_a_killed_program_of_a_node_takes_its_agent_with_it_and_drains_nothing(
         "from shardyard.control.agent_process import run_agent_command\n"
         "from shardyard.rundir.layout import RunDir\n"
         f"run_agent_command([sys.executable, {_PROGRAM!r}], RunDir(Path({str(run.path)!r})), 1,\n"
-        "    shown=None, endpoint=None, is_node=True)\n"
+        "    view_factory=None, endpoint=None, is_node=True)\n"
     )
     environment = {**os.environ, "TEST_BODY": "train_until_drained", "TMPDIR": scratch}
     agents = Agents(run, Path(scratch))
@@ -199,7 +199,7 @@ def test_a_killed_command_line_lets_the_run_drain(run: RunDir, scratch: str) -> 
         "from shardyard.control.agent_process import run_agent_command\n"
         "from shardyard.rundir.layout import RunDir\n"
         f"run_agent_command([sys.executable, {_PROGRAM!r}], RunDir(Path({str(run.path)!r})), 1,\n"
-        "    shown=attempt_view)\n"
+        "    view_factory=attempt_view)\n"
     )
     environment = {
         **os.environ,
