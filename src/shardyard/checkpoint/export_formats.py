@@ -1,4 +1,4 @@
-"""Export of a model of no family: as transformers itself writes it, which holds all of it."""
+"""Exports beyond families of language models: LoRA adapters, image networks, other models."""
 
 import json
 from collections.abc import Callable, Container, Mapping

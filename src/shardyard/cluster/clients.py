@@ -1,4 +1,4 @@
-"""One thing that is done to a cluster, a program or a call of AWS: shown before, or done."""
+"""Access to a cluster: its programs and AWS calls, its kubeconfig, and dry runs of both."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Pods that the end of a cluster's accelerators, or of its file system, would end."""
+"""Creation of a cluster, scaling of its nodes, and the pods that a smaller one would end."""
 
 import time
 from collections.abc import Callable

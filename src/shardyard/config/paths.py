@@ -1,4 +1,4 @@
-"""Relative paths of a recipe become absolute: they start in the current folder.
+"""Paths of a recipe: made absolute, checked for access here, and for nodes that share them.
 
 A run is resumed from anywhere, so what it records must not depend on where it was started.
 """

@@ -1,4 +1,4 @@
-"""Status of the data in `launch`: ready by a finished `prepare --on`, or the cost of it."""
+"""Prepare data on the cluster as a side job, and report whether it is ready there."""
 
 import hashlib
 import shlex

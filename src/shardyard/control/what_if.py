@@ -1,4 +1,4 @@
-"""Measurements of earlier runs in ``run.dir`` with the very settings of a plan.
+"""Plan a recipe again with other settings, with measurements of earlier runs.
 
 A run has these settings where its model, batch, layout, formats, memory settings and
 machines are the same. What it was trained on, how long and where it was saved may differ.

@@ -1,7 +1,7 @@
-"""Word of the kernel that somebody opens files of a checkpoint: inotify(7).
+"""Inject faults from outside: signals, network, disk, and the moments at which to do so.
 
-Those of a small model are open for less than a millisecond, so that looks into `/proc/PID/fd` came
-too late for half of them.
+inotify(7) reports when a checkpoint's files are opened. Those of a small model are open for less
+than a millisecond, so probes of `/proc/PID/fd` came too late for half of them.
 """
 
 import ctypes

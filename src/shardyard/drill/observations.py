@@ -1,4 +1,4 @@
-"""First difference of two runs of a drill, bit for bit, from the program that reads tensors."""
+"""Observations of a drilled run: its facts, its first differing bit, and its leftovers."""
 
 import subprocess
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A drill in namespaces of its own: its processes, its /dev/shm and its mounts are private.
+"""Sandbox of a drill: namespaces, small disks, and a skewed clock.
 
 Its leftovers there are then seen exactly, and it cannot hit anything outside. When its first
 process ends, the kernel ends all the others.

@@ -1,4 +1,4 @@
-"""The side job `export` on its node."""
+"""Side jobs on their node: export, fetch, prepare and probe."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The numbers at the top of the page and of the Markdown."""
+"""Report page of a run: its headline numbers, sections, sources and profiles."""
 
 import json
 import time

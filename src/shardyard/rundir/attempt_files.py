@@ -1,4 +1,4 @@
-"""attempts/<n>/store.json: where the agents of an attempt meet since node 0 was lost."""
+"""Files of an attempt: resolved.json, and store.json with the rendezvous store's address."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

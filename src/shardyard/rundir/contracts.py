@@ -1,4 +1,4 @@
-"""side/<kind>-<digest>.json: what a side job answered, once a command has handed it on."""
+"""Small JSON files that one half writes and the other reads: side jobs, exports, drills."""
 
 import json
 import re

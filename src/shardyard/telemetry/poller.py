@@ -1,4 +1,4 @@
-"""Detection of numbers that wrongly stay constant: their counter hangs, not the device."""
+"""Poll devices for telemetry, and detect counters that wrongly stay constant."""
 
 import sys
 import threading

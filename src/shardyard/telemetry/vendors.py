@@ -1,4 +1,4 @@
-"""Interface of a vendor's library: its devices, and the numbers of one of them."""
+"""Vendor libraries of device telemetry: the interface, NVML, AMD SMI and Gaudi."""
 
 import os
 from collections.abc import Callable

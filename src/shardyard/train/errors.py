@@ -1,4 +1,4 @@
-"""End of a run with numbers that are not finite: the cause, and what to do now."""
+"""Errors that end a training: numbers that are not finite, and memory that runs out."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Causal language models of transformers of no family here, trained as a user's own module.
+"""Check settings of custom modules and of transformers' models that belong to no family.
 
 They train on the data axes, with recompute of their blocks; their inside is unknown here. A
 recipe that names such a model by ``model.path`` or ``model.hub`` becomes one whose

@@ -1,4 +1,4 @@
-"""Check a recipe's texts for content that would break the files and programs they go to.
+"""Check data settings: sources, dialogues, and texts that would break files or programs.
 
 Texts become file names, lines of scripts, arguments, variables and YAML. What is rejected
 here is rejected for all of them, so that no launcher needs a rule of its own.

@@ -1,4 +1,4 @@
-"""Check a recipe with adapters (LoRA) for settings that are not built or have no effect."""
+"""Check model settings: layout, optimizer and memory against the model, and LoRA adapters."""
 
 from collections.abc import Iterable
 

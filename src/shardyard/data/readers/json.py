@@ -1,4 +1,4 @@
-"""A .json file: a list of objects, or objects one after the other, read as a whole."""
+"""Read JSON: files of one list or of objects, JSON lines, and compressed files."""
 
 import bz2
 import codecs

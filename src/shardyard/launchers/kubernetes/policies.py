@@ -1,4 +1,4 @@
-"""Restart policies of a whole job: which ends of a pod restart it, and how often."""
+"""Policies of a Kubernetes job: restarts, gang scheduling and capacity."""
 
 from typing import Any
 

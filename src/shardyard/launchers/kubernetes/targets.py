@@ -1,4 +1,4 @@
-"""JobSet: one Indexed Job, a pod a node, started again as a whole. Needs no Kubeflow.
+"""Kubernetes objects of a run: JobSet, TrainJob, PyTorchJob, or the Job of a side job.
 
 Fields: jobset.sigs.k8s.io, API v1alpha2.
 """

@@ -1,4 +1,4 @@
-"""Steps of a run that count for its speed, and the number left out, by reason."""
+"""Speed comparison of runs: the steps that count, their medians, and confidence intervals."""
 
 import math
 from collections import Counter
