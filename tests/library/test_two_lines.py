@@ -115,12 +115,15 @@ def test_one_more_line_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     kept = f"for step in shardyard.steps(STEPS, {folder!r}, model, optimizer, scheduler, every=4):"
     lost = (
         '\n        if step == 10 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":'
+        # On a busy machine the save of step 8, in the background, may end after step 10.
+        f"\n            while not os.path.exists({folder + '/step-00000008'!r}):"
+        "\n                time.sleep(0.01)"
         "\n            os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert line in script
     plain, killed = tmp_path / "plain.py", tmp_path / "killed.py"
     plain.write_text(script)
-    killed.write_text("import os\nimport signal\n" + script.replace(line, kept + lost))
+    killed.write_text("import os\nimport signal\nimport time\n" + script.replace(line, kept + lost))
     undisturbed, interrupted = _torchrun(plain), _torchrun(killed)
     steps = [step for step, _ in interrupted]
     restart = steps.index(9, 9)  # steps 9 and 10 again, from the checkpoint of step 8
