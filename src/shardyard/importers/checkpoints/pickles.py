@@ -7,6 +7,10 @@ nothing.
 
 Source: ``torch/serialization.py`` and ``torch/_utils.py`` of torch 2.13: a zip file without
 compression, ``data.pkl`` and one entry a storage.
+
+``torch.load(weights_only=True)`` of torch 2.13 cannot read ``.metadata`` of
+torch.distributed.checkpoint (a protocol 4 pickle, "Unsupported operand 149";
+``test_logits_are_those_of_the_model_that_was_saved``), nor map a stretch of a ``.distcp`` file.
 """
 
 import io
