@@ -2,7 +2,6 @@
 
 from tests.launchers.wrong_situations import Desk, Situations
 from tests.report.compare.some_runs import write_run
-from tests.report.study.some_studies import write_published
 
 SITUATIONS = Situations("compare")
 row = SITUATIONS.row
@@ -86,63 +85,3 @@ def _(desk: CompareDesk) -> int:
 )
 def _(desk: CompareDesk) -> int:
     return desk.compare("first", "second", "--target", "top1=0.9")
-
-
-@row(
-    "a single study",
-    2,
-    says="one study alone cannot be compared",
-    do="Name another after a space; its own page is",
-)
-def _(desk: CompareDesk) -> int:
-    write_published(desk.runs, "paper", {1: 10.0})
-    return desk.compare("paper")
-
-
-@row("a study beside itself", 2, says="the study paper is named twice", do="Name each once")
-def _(desk: CompareDesk) -> int:
-    write_published(desk.runs, "paper", {1: 10.0})
-    return desk.compare("paper", "paper")
-
-
-@row(
-    "a study beside a run",
-    2,
-    says="first: no study of this name is there, and the others are studies",
-    do="Compare studies with studies, by their whole names, or runs with runs",
-)
-def _(desk: CompareDesk) -> int:
-    write_published(desk.runs, "paper", {1: 10.0})
-    return desk.compare("paper", "first")
-
-
-@row("studies and a target", 2, says="--target is for runs", do="Leave it out")
-def _(desk: CompareDesk) -> int:
-    write_published(desk.runs, "paper", {1: 10.0})
-    write_published(desk.runs, "thesis", {1: 11.0})
-    return desk.compare("paper", "thesis", "--target", "loss=2.0")
-
-
-@row(
-    "studies without a size in common",
-    2,
-    says="these studies have no number of accelerators in common: paper has 1; thesis has 2, 4",
-    do="Add a size to one of them",
-)
-def _(desk: CompareDesk) -> int:
-    write_published(desk.runs, "paper", {1: 10.0})
-    write_published(desk.runs, "thesis", {2: 18.0, 4: 30.0})
-    return desk.compare("paper", "thesis")
-
-
-@row(
-    "the damaged table of a study",
-    2,
-    says="table.json is not the table of a study",
-    do="Write it anew with the command that made it",
-)
-def _(desk: CompareDesk) -> int:
-    write_published(desk.runs, "paper", {1: 10.0})
-    write_published(desk.runs, "thesis", {1: 11.0})
-    (desk.runs / "thesis" / "table.json").write_text("{}")
-    return desk.compare("paper", "thesis")
