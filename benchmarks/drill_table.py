@@ -1,14 +1,14 @@
-"""Every fault of `shardyard drill`, so many times, on several layouts: noticed, and named right.
+"""Every fault of `shardyard drill`, several times on several layouts: noticed, and named right.
 
     OMP_NUM_THREADS=1 python -m benchmarks.drill_table [--tries 10] [--only LAYOUT ...]
         [--faults LIST]
     python -m benchmarks.drill_table --sum FILE ...
 
-A layout is processes x hosts. Each fault is tried on every layout that allows it, at least
-`--tries` times in all; 8x1 is for those that do not die. Several hosts train with
-`precision.reduce=exact`, so that bits are compared also where a node was lost. One result file for
-each layout, and the table of all that were asked for at the end. With `--sum` nothing is tried: it
-is the table of results that are there.
+The faults of `benchmarks/timed_kills.py` are tried too. A layout is processes x hosts. Each fault
+is tried on every layout that allows it, at least `--tries` times in all; 8x1 is for those that do
+not die. Several hosts train with `precision.reduce=exact`, so that bits are compared also where a
+node was lost. One result file for each layout, and the table of all that were asked for at the end.
+With `--sum` nothing is tried: it is the table of results that are there.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_run import answer_of, end_by_signals, verb, write_corpus
+from benchmarks.real_run import answer_of, end_by_signals, program, write_corpus
 from benchmarks.record import write_result
 from benchmarks.restart_phases import RECIPE
 
@@ -136,7 +136,8 @@ def _drills(
 def _shardyard(folder: Path, layout: str, own: Sequence[str], words: Sequence[str]) -> str:
     recipe = [word for word in RECIPE if not word.startswith(_OTHERS_OWN)]
     settings = (*LAYOUTS[layout], *_SETTINGS, "--steps", str(_STEPS), *own)
-    code, answer = answer_of(folder, verb("drill", *recipe, *settings, *words))
+    command = program("benchmarks.timed_kills", *recipe, *settings, *words)
+    code, answer = answer_of(folder, command)
     if code not in (0, 1):
         raise SystemExit(f"the drill of {layout} ended with {code}")
     return answer

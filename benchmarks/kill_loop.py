@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.kill_loop --with-torchrun
         [--seconds 600] [--seeds 1 2 3] [--mtbf 20] [--every 50] [-- SETTING ...]
 
-Each seed is one schedule of kills (exponential). Ours is `shardyard drill --mtbf`: a run of
+Each seed is one schedule of kills (exponential). Ours is `benchmarks.killed_run`: a run of
 llama-tiny on two processes, without an end, and beside its share the planner's simulation of the
 very same lives, fed with what this run took for a restart, a step and a save. Then plain torchrun
 trains the same model under the same schedule, with the same interval of checkpoints
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import torchrun_restart
-from benchmarks.real_run import end_by_signals, running, verb, write_corpus
+from benchmarks.killed_run import ScheduledKill, schedule
+from benchmarks.real_run import end_by_signals, program, running, write_corpus
 from benchmarks.record import write_result
 from benchmarks.recovery import asked_of_torchrun
 from benchmarks.restart_phases import RECIPE
 from benchmarks.torchrun_restart import HUNG_S, Torchrun
-from shardyard.drill.kill_loop import ScheduledKill, schedule
 
 APART, ABOVE = 0.03, 0.2
 """Bars: of measured and simulated, and of measured above torchrun."""
@@ -98,9 +98,10 @@ def _ours(
 ) -> dict[str, Any]:
     recipe = [word for word in RECIPE if not word.startswith(_DRILLS_OWN)]
     place = folder / "drill"
-    command = verb(
-        "drill", *recipe, f"data.source={folder}/text", *settings, "--steps", str(every * _SAVES),
-        "--mtbf", str(mtbf_s), "--for", str(for_s), "--seed", str(seed), "--dir", str(place),
+    command = program(
+        "benchmarks.killed_run", *recipe, f"data.source={folder}/text", *settings,
+        "--steps", str(every * _SAVES), "--mtbf", str(mtbf_s), "--for", str(for_s),
+        "--seed", str(seed), "--dir", str(place),
     )  # fmt: skip
     with running(folder, command) as process:
         code = process.wait()

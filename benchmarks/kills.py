@@ -10,9 +10,10 @@
 | 20 | an agent | any moment |
 | 30 | a rank | any moment |
 
-Each kill is a case of `shardyard drill`. A kill that came when the save, the copy or the load was
-over is told and does not count: others are made until there are enough. A state that was damaged
-and taken for sound would show as other losses, samples or final bits than the twin's.
+Each kill is a case of a drill (`benchmarks/timed_kills.py`). A kill that came when the save, the
+copy or the load was over is told and does not count: others are made until there are enough. A
+state that was damaged and taken for sound would show as other losses, samples or final bits than
+the twin's.
 Writes one JSON file, anew after each drill.
 """
 
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_run import answer_of, end_by_signals, verb, write_corpus
+from benchmarks.real_run import answer_of, end_by_signals, program, write_corpus
 from benchmarks.record import write_result
 from benchmarks.restart_phases import RECIPE
 
@@ -88,8 +89,8 @@ def _drill(
 ) -> list[dict[str, Any]]:
     recipe = [word for word in RECIPE if not word.startswith(_DRILLS_OWN)] + [*_BRIEF]
     place = folder / f"drill-{seed}-{faults.replace(',', '-')}"
-    command = verb(
-        "drill", *recipe, *settings, "--steps", str(_STEPS),
+    command = program(
+        "benchmarks.timed_kills", *recipe, *settings, "--steps", str(_STEPS),
         "--faults", faults, "--repeat", str(repeat), "--seed", str(seed), "--json",
         "--dir", str(place),
     )  # fmt: skip

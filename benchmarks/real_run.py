@@ -36,6 +36,13 @@ def verb(*words: str) -> list[str]:
     return [sys.executable, "-m", "shardyard", *words]
 
 
+def program(module: str, *words: str) -> list[str]:
+    """A command of the benchmarks, which is found from any folder."""
+    root = str(Path(__file__).parents[1])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return ["env", f"PYTHONPATH={paths}", sys.executable, "-m", module, *words]
+
+
 @contextmanager
 def running(
     folder: Path,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks import kill_loop, recovery
+from benchmarks.killed_run import schedule
 from benchmarks.restart_phases import PHASES
-from shardyard.drill.kill_loop import schedule
 from shardyard.drill.scene import TaggedProcesses
 from shardyard.io.polling import wait_for
 

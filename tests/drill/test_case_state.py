@@ -47,7 +47,7 @@ def test_a_node_is_found_by_its_number_whichever_rank_it_has(tmp_path: Path) -> 
         )
         scene = CaseState(
             run=run, marked=marked, scratch=tmp_path, draw=random.Random(0), rank=1, node=1,
-            devices=1, is_launched=True, within_s=1.0,
+            is_launched=True, within_s=1.0,
         )  # fmt: skip
         scene.aim(at_node=True)
         assert (scene.rank, scene.node, scene.above_agent) == (0, 1, nodes[0].pid)

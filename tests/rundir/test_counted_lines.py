@@ -167,7 +167,7 @@ READS_ALL = {
     "rundir/jsonl.py", "report/run_data.py", "report/serve/index.py",  # by counted_lines
     "observe/exporter.py", "elastic/restart_budget.py",  # whether anything is new
     "launchers/log_markers.py", "transfer/merge_jsonl.py",  # copies
-    "drill/kill_loop.py", "drill/case_state.py",  # by counted_lines; waits for a step
+    "drill/case_state.py",  # waits for a step
 }  # fmt: skip
 """Files that look at lines of metrics.jsonl whether they count or not."""
 

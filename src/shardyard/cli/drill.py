@@ -12,7 +12,6 @@ from shardyard.cli.options import json_option, recipe_argument
 from shardyard.cli.tables import print_table
 from shardyard.drill.case import DrillWorkspace
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.kill_loop import KillLoop, run_loop
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import LEAST_STEPS, read_drill_recipe
 from shardyard.drill.run import (
@@ -27,7 +26,15 @@ from shardyard.drill.sandbox import enter_namespaces
 from shardyard.io.files import write_json, write_text
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import echo, echo_err
-from shardyard.units import format_seconds
+
+
+def _reject_kill_loop(_ctx: click.Context, option: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        raise click.UsageError(
+            f"{option.opts[0]}: a drill no longer kills ranks in a loop. Use `--faults sigkill "
+            "--repeat 20`: it kills a rank in each of 20 runs and checks each. In a checkout of "
+            "Shardyard, `python -m benchmarks.killed_run` measures the share of time that trains."
+        )
 
 
 @click.command()
@@ -48,10 +55,8 @@ from shardyard.units import format_seconds
 @click.option("--patience", "patience_s", type=click.FloatRange(1, 3600), default=60.0,
               show_default=True, help="Seconds without a step or an event after which a run "
               "is ended.")  # fmt: skip
-@click.option("--mtbf", "mtbf_s", type=click.FloatRange(0.5, 86_400), metavar="S",
-              help="Instead: kill ranks of one run, S seconds apart on average.")  # fmt: skip
-@click.option("--for", "for_s", type=click.FloatRange(1, 86_400), metavar="T",
-              help="Seconds that --mtbf goes on for.")  # fmt: skip
+@click.option("--mtbf", hidden=True, callback=_reject_kill_loop, expose_value=False)
+@click.option("--for", hidden=True, callback=_reject_kill_loop, expose_value=False)
 @click.option("--dir", "folder", type=LocalPath(path_type=Path, file_okay=False),
               help="Folder of the drill; default: drills/<recipe>-<date>.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="List the faults that would be tried; start nothing.")
@@ -64,8 +69,6 @@ def command(
     seed: int,
     steps: int,
     patience_s: float,
-    mtbf_s: float | None,
-    for_s: float | None,
     folder: Path | None,
     dry_run: bool,
     as_json: bool,
@@ -74,10 +77,6 @@ def command(
 
     Runs only on this machine, in a folder of its own, and ends only what it has started.
     """
-    if (mtbf_s is None) != (for_s is None) or (mtbf_s and (names or repeat > 1 or dry_run)):
-        raise click.UsageError(
-            "--mtbf S and --for T belong together, and exclude --faults, --repeat and --dry-run."
-        )
     drilled = read_drill_recipe(recipe, steps=steps)
     asked = select_faults(names, drilled, repeat=repeat)
     if dry_run:
@@ -91,10 +90,6 @@ def command(
         echo_err(f"not in namespaces of its own, so /dev/shm is not looked at: {why}")
         asked = asked.outside(why)
     signal.signal(signal.SIGTERM, _raise_keyboard_interrupt)
-    if mtbf_s is not None and for_s is not None:
-        found = run_loop(drilled, place, mtbf_s=mtbf_s, for_s=for_s, seed=seed)
-        echo(json.dumps(found.to_json(), indent=1)) if as_json else _show_loop(found, place)
-        return 0
     drill = run_drill(drilled, place, asked, seed=seed, on_case=_write)
     if as_json:
         echo(json.dumps({**drill.to_json(), "page": str(drill.page_file)}, indent=1))
@@ -141,20 +136,6 @@ def _show(drill: Drill) -> None:
     echo()
     echo(f"page: {drill.page_file}")
     echo(f"raw result: {drill.result_file}")
-
-
-def _show_loop(result: KillLoop, location: DrillWorkspace) -> None:
-    rows = [
-        ("kills", f"{len(result.kills)}", f"in {format_seconds(result.wall_s)}, the first to last"),
-        ("trained, measured", f"{result.measured:.1%}", "steps whose result stands"),
-        ("trained, simulated", f"{result.simulated:.1%}", "the same lives played by the planner"),
-        ("restart", _seconds(result.restart_s), "median, from a kill to the next step's beginning"),
-        ("step", _seconds(result.step_s), f"median; saved every {result.steps_between_saves}"),
-        ("save", _seconds(result.blocking_s), f"and {_seconds(result.lag_s)} until it is durable"),
-    ]
-    print_table(("kill loop", "", ""), rows)
-    echo()
-    echo(f"raw result: {location.folder / 'drill.json'}")
 
 
 def _row(row: FaultSummary) -> tuple[str, ...]:

@@ -209,7 +209,7 @@ def run_case(
         before = Baseline()
         scene = CaseState(
             run=case.run, marked=case.marked, scratch=case.scratch, draw=draw, rank=rank,
-            node=rank // drilled.devices, devices=drilled.devices, is_launched=drilled.nodes > 1,
+            node=rank // drilled.devices, is_launched=drilled.nodes > 1,
             within_s=workspace.patience_s,
         )  # fmt: skip
         with (

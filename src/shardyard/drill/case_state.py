@@ -37,8 +37,6 @@ class CaseState:
     """The target: a rank, or one on the node that is the target."""
     node: int
     """Rank of the target's node."""
-    devices: int
-    """Ranks on each node."""
     is_launched: bool
     """Whether a supervisor has started the nodes, and no command line waits for them."""
     within_s: float
@@ -144,23 +142,6 @@ class CaseState:
         if not found or found == "over":
             raise MissedInjection(f"{what} did not come")
         return found
-
-    def wait_closely(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for a moment of less than a millisecond, with all of a processor.
-
-        Raises:
-            Missed: It did not come in time.
-        """
-        deadline_s = time.monotonic() + self.within_s
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise MissedInjection(f"{what} did not come")
-
-    def wait_until_gone(self, pid: int, what: str) -> None:
-        """Wait for the end of a process of this case; the others may end with it."""
-        wait_for(lambda: not self.marked.has(pid), every_s=_POLL_S, within_s=self.within_s)
-        if self.marked.has(pid):
-            raise MissedInjection(f"{what} did not end")
 
     def injection_line(self) -> dict[str, Any] | None:
         """The line with which a worker said that it makes a fault now."""

@@ -1,6 +1,6 @@
 """All that a drill breaks, one row each; how it is done from outside: `injectors.py`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +56,6 @@ class Fault:
     """Whether the last node needs a clock of its own."""
     needs_spare_node: bool = False
     """Whether the run must be able to continue without a node."""
-    needs_snapshots: bool = False
     needs_replicas: bool = False
     """Whether it is seen where ranks compare a weight that each of them holds, and only there."""
     node: Literal["first", "last"] | None = None
@@ -78,8 +77,6 @@ class Fault:
             return f"it is told after some 8 s; --steps {self.min_steps} leaves room"
         if self.needs_spare_node and drilled.min_nodes >= drilled.nodes:
             return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
-        if self.needs_snapshots and not drilled.takes_snapshots:
-            return "the recipe takes none; elastic.snapshot_every=2 takes one every two steps"
         if self.needs_replicas and (why := _no_comparison_reason(drilled)):
             return why
         if self.own_disk and (why := no_namespaces_reason()):
@@ -117,7 +114,7 @@ def _hung(words: str) -> ExpectedReport:
     return ExpectedReport(kinds=("worker_hung",), words=words, who="rank")
 
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     "sigkill": Fault(
         what="a rank is killed",
         method="SIGKILL to its process",
@@ -323,21 +320,6 @@ FAULTS: Mapping[str, Fault] = {
         named=_lost("SIGKILL"),
         strike=injectors.kill_in_save,
     ),
-    "kill-in-load": Fault(
-        what="a rank is killed, and again while a restart loads",
-        method="SIGKILL twice, and another at a random moment of the second restart's load",
-        acts_on="rank",
-        named=_lost("SIGKILL"),
-        strike=injectors.kill_in_load,
-    ),
-    "kill-in-snapshot": Fault(
-        what="a rank is killed while its state is copied into a snapshot",
-        method="SIGKILL at a random moment of a copy",
-        acts_on="rank",
-        named=_lost("SIGKILL"),
-        strike=injectors.kill_in_snapshot,
-        needs_snapshots=True,
-    ),
     "damaged-checkpoint": Fault(
         what="the newest checkpoint is damaged when a restart needs it",
         method="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
@@ -389,4 +371,10 @@ FAULTS: Mapping[str, Fault] = {
         repair=injectors.drop_memory,
     ),
 }
-"""Name -> fault, in the order of the result."""
+"""Name -> fault, in the order of the result. Benchmarks add faults of their own."""
+
+REMOVED = {
+    "kill-in-load": "sigkill, which kills a rank, or bad-node, which kills one at each start",
+    "kill-in-snapshot": "sigkill with elastic.snapshot_every=2 in the recipe",
+}
+"""Name of a former fault -> what to use instead."""

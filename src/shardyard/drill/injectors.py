@@ -1,103 +1,19 @@
-"""Inject faults from outside: signals, network, disk, and the moments at which to do so.
+"""Inject faults from outside, each by a small function: signals, network, disk, clock."""
 
-inotify(7) reports when a checkpoint's files are opened. Those of a small model are open for less
-than a millisecond, so probes of `/proc/PID/fd` came too late for half of them.
-"""
-
-import ctypes
-import errno
 import os
-import select
 import shutil
 import signal
 import subprocess
 import time
-from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from shardyard.config.formulas import slot_labels
 from shardyard.drill.case_state import CaseState, MissedInjection
 from shardyard.drill.network import NetworkConditions
 from shardyard.drill.sandbox import SHARED_MEMORY, fill, is_in_namespaces, restore_size
 from shardyard.drill.scene import environment_of, words_of
 
-_OPENED = 0x20
-"""IN_OPEN of linux/inotify.h."""
-_MOST_BYTES = 1 << 16
-"""Most bytes of inotify events read at once; an event takes 16 and its file's name."""
-
-
-class FileOpenWatcher:
-    """Openings of tensor files in folders; each folder is watched until `close`.
-
-    Missing folders are skipped, because a run removes its old checkpoints.
-    """
-
-    def __init__(self, folders: list[Path]) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._words: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        if self._words < 0:
-            raise _inotify_error()
-        for folder in folders:
-            watched = libc.inotify_add_watch(self._words, os.fsencode(folder), _OPENED)
-            if watched < 0 and ctypes.get_errno() != errno.ENOENT:
-                self.close()
-                raise _inotify_error(folder)
-
-    def close(self) -> None:
-        """Watch no longer."""
-        os.close(self._words)
-
-    def wait_for_open(self, within_s: float) -> bool:
-        """Whether a tensor file was opened since the last call, or is within these seconds."""
-        if not select.select([self._words], [], [], within_s)[0]:
-            return False
-        return b".safetensors\0" in os.read(self._words, _MOST_BYTES)
-
-
-def _inotify_error(folder: Path | None = None) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number), None if folder is None else str(folder))
-
-
-# When a rank copies its state into a snapshot, seen from outside of it.
-#
-# The memory is the agent's (`elastic/heartbeat.py`), and begins with a mark that is taken away
-# before a copy begins and written last (`checkpoint/snapshots/slot.py`).
-
-_MARK_BYTES = 8
-
-
-class SlotWatch:
-    """The slots of one rank."""
-
-    def __init__(self, agent: int, local_rank: int) -> None:
-        wanted = {f"/memfd:shardyard-{label} (deleted)" for label in slot_labels(local_rank)}
-        self._files: list[int] = []
-        for link in Path(f"/proc/{agent}/fd").iterdir():
-            with suppress(OSError):
-                if str(link.readlink()) in wanted:
-                    self._files.append(os.open(link, os.O_RDONLY))
-        self._was_filled = [False] * len(self._files)
-
-    def is_copying(self) -> bool:
-        """Whether a slot that held a snapshot holds none now."""
-        marks = [any(os.pread(file, _MARK_BYTES, 0)) for file in self._files]
-        is_copying = any(had and not has for had, has in zip(self._was_filled, marks, strict=True))
-        self._was_filled = [had or has for had, has in zip(self._was_filled, marks, strict=True)]
-        return is_copying
-
-    def close(self) -> None:
-        for file in self._files:
-            os.close(file)
-
-
-# How faults that strike from outside are made, a small function each; the table: `faults.py`.
-
-_LOOK_S = 0.1
-"""At most, for a load that begins."""
 DELAY_S, LOSS = 0.005, 0.01
 """Delay each way in seconds, and share of lost packets, of a bad network."""
 _HOUR_S = 3600.0
@@ -187,59 +103,6 @@ def kill_in_save(state: CaseState) -> None:
 
 def _half_written(state: CaseState) -> bool:
     return any(state.run.checkpoints.glob("*.tmp"))
-
-
-def kill_in_load(state: CaseState) -> None:
-    """Kill a rank twice: the first restart shows how long a load takes, in the second one the rank
-    is killed at a random moment of it."""
-    state.kill(state.worker)
-    generation = _wait_for_load(state)
-    began_s = time.monotonic()
-    state.wait(lambda: _has_loaded(state, generation), "the end of a load")
-    took_s = time.monotonic() - began_s
-    step = state.last_step()
-    state.wait(lambda: state.last_step() > step, "a step after the restart")
-    state.kill(state.worker)
-    generation = _wait_for_load(state)
-    worker = state.worker
-    time.sleep(state.draw.uniform(0.0, took_s))
-    state.kill(worker)
-    state.wait_until_gone(worker, "the killed rank")
-    state.notes |= {"was_inside": not _has_loaded(state, generation), "load_s": round(took_s, 4)}
-
-
-def _wait_for_load(state: CaseState) -> int:
-    """Until the restart that comes now opens a checkpoint's tensors: its generation."""
-    before = len(state.events("rendezvous"))
-    state.wait(lambda: len(state.events("rendezvous")) > before, "the restart")
-    generation = int(state.events("rendezvous")[-1]["generation"])
-    saved = [state.run.checkpoint(step) for step in state.run.checkpoint_steps()]
-    with closing(FileOpenWatcher(saved)) as openings:
-        state.wait_closely(
-            lambda: openings.wait_for_open(_LOOK_S) or _has_loaded(state, generation), "a load"
-        )
-    return generation
-
-
-def _has_loaded(state: CaseState, generation: int) -> bool:
-    return any(e["generation"] == generation for e in state.events("checkpoint_loaded"))
-
-
-def kill_in_snapshot(state: CaseState) -> None:
-    """Kill a rank at a random moment of a copy, once it is known how long one takes."""
-    worker = state.worker
-    with closing(SlotWatch(state.agent, state.rank % state.devices)) as slots:
-        state.wait_closely(slots.is_copying, "a snapshot")
-        began_s = time.monotonic()
-        state.wait_closely(lambda: not slots.is_copying(), "the end of a snapshot")
-        took_s = time.monotonic() - began_s
-        state.wait_closely(slots.is_copying, "another snapshot")
-        end_s = time.monotonic() + state.draw.uniform(0.0, took_s)
-        while time.monotonic() < end_s:
-            pass
-        state.kill(worker)
-        state.wait_until_gone(worker, "the killed rank")
-        state.notes["was_inside"] = slots.is_copying()
 
 
 def damage_checkpoint(state: CaseState) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.cluster_choice import devices_of_node
-from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.request import Request
 from shardyard.errors import RequestError
@@ -32,7 +31,6 @@ class DrillRecipe:
     """Whether the recipe promises the same bits for any number of ranks."""
     min_nodes: int = 1
     """Fewest nodes with which a run continues."""
-    takes_snapshots: bool = False
     checks_bits: bool = False
     """Whether ranks compare what each of them computes."""
     replicas: int | None = None
@@ -73,7 +71,6 @@ def read_drill_recipe(words: Sequence[str], *, steps: int) -> DrillRecipe:
         devices=devices_of_node(recipe.cluster) or 1,
         is_exact=str(recipe.precision.reduce) == "exact",
         min_nodes=recipe.cluster.nodes if fewest == "auto" else fewest,
-        takes_snapshots=snapshots_enabled(recipe),
         checks_bits=recipe.elastic.check_bits_every is not None,
     )
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from shardyard.drill.case import DrillWorkspace, forget_checkpoints, run_case, run_of, run_reference
-from shardyard.drill.faults import FAULTS
+from shardyard.drill.faults import FAULTS, REMOVED
 from shardyard.drill.observations import OUTCOMES, Outcome, RunObservations
 from shardyard.drill.recipe import DrillRecipe
 from shardyard.drill.verdict import PHASES, CaseResult, evaluate
@@ -182,6 +182,11 @@ def select_faults(requested: str | None, drilled: DrillRecipe, *, repeat: int) -
     """
     names = [*FAULTS] if requested is None else list(filter(None, requested.split(",")))
     if wrong := [name for name in names if name not in FAULTS]:
+        if instead := REMOVED.get(wrong[0]):
+            raise RequestError(
+                f"--faults: a drill no longer has {wrong[0]}, which only tested Shardyard itself. "
+                f"Use {instead}. Developers have it in `python -m benchmarks.timed_kills`."
+            )
         raise RequestError(
             f"--faults: there is no fault {wrong[0]!r}. There are {', '.join(FAULTS)}."
         )

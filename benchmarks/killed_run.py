@@ -1,12 +1,22 @@
-"""Ranks killed repeatedly for some time: the share of training, next to the simulation's.
+"""Kill random ranks of one run for some time: the share that trains, and the simulation's.
 
-Both see the same lives, each from one kill to the next. The simulation is the planner's own. It
-uses this very run's times for a restart, a step and a save, so that only the model of a failure
-differs.
+    OMP_NUM_THREADS=1 python -m benchmarks.killed_run RECIPE --mtbf 20 --for 600
+        [--seed 0] [--steps 200] [--patience 60] [--dir DIR]
+
+RECIPE is files and settings, as of `shardyard drill`. One run without an end loses a rank again and
+again, `--mtbf` seconds apart on average (exponential, drawn from `--seed`), for `--for` seconds.
+Evaluations are off; there are six saves in `--steps` steps. The result is drill.json in DIR.
+
+Both shares are of the time from the first kill to the last, in steps whose result stands. Both see
+the same lives, each from one kill to the next. The simulation is the planner's own. It uses
+this very run's times for a restart, a step and a save, so that only the model of a failure differs.
 """
 
+import argparse
 import itertools
+import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +25,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.real_run import end_by_signals
 from shardyard.drill.case import Commands, DrillWorkspace
 from shardyard.drill.case_state import CaseState, MissedInjection
-from shardyard.drill.recipe import DrillRecipe
+from shardyard.drill.recipe import DrillRecipe, read_drill_recipe
+from shardyard.drill.run import default_folder
+from shardyard.drill.sandbox import enter_namespaces
 from shardyard.errors import ShardyardError
 from shardyard.io.files import make_folder, write_json
 from shardyard.log import info
@@ -34,6 +47,32 @@ _ENDLESS = (
     "elastic.max_restarts=1000000",
     "task.eval_every_steps=null",  # the simulation knows of none
 )
+
+
+def main() -> int:
+    """Measure, write the result file, print the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", nargs="+", help="files and settings")
+    parser.add_argument("--mtbf", type=float, required=True, help="mean seconds between kills")
+    parser.add_argument("--for", dest="for_s", type=float, required=True, help="seconds of it all")
+    parser.add_argument("--seed", type=int, default=0, help="of moments and ranks")
+    parser.add_argument("--steps", type=int, default=200, help="steps with six saves in them")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds, as of a drill")
+    parser.add_argument("--dir", type=Path, help="folder of the run and the result")
+    args = parser.parse_args()
+    end_by_signals()
+    try:
+        drilled = read_drill_recipe(args.recipe, steps=args.steps)
+        folder = (args.dir or default_folder(args.recipe)).resolve()
+        workspace = DrillWorkspace(folder=folder, patience_s=args.patience)
+        workspace.check_unused()
+        if why := enter_namespaces():
+            print(f"not in namespaces of its own: {why}", file=sys.stderr)
+        found = run_loop(drilled, workspace, mtbf_s=args.mtbf, for_s=args.for_s, seed=args.seed)
+    except ShardyardError as error:
+        raise SystemExit(str(error)) from error
+    print(json.dumps(found.to_json(), indent=1))
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +186,7 @@ def run_loop(
         )
         scene = CaseState(
             run=run, marked=commands.marked, scratch=commands.scratch, rank=0,
-            node=0, devices=drilled.devices,
+            node=0,
             draw=random.Random(f"{seed} loop"), is_launched=drilled.nodes > 1,
             within_s=workspace.patience_s * 10,
         )  # fmt: skip
@@ -224,3 +263,7 @@ def _restart_s(events: Sequence[dict[str, Any]], kill_t: float) -> float | None:
 def _median(events: Sequence[dict[str, Any]], kind: str, key: str) -> float:
     values = [float(event.get(key) or 0.0) for event in events if event["kind"] == kind]
     return median(values) if values else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.drill.kill_loop import Kill, measure
+from benchmarks.killed_run import Kill, measure
 from shardyard.errors import ShardyardError
 
 STEP_S, EVERY = 1.0, 4
