@@ -203,10 +203,6 @@ def test_no_two_packages_import_each_other() -> None:
 
 KNOWN_CIRCLES = {
     frozenset({"families.family", "families.registry", "families.shape"}),
-    frozenset(
-        f"control.{name}"
-        for name in ("aux_jobs", "job", "launch", "prepare_remote", "result", "resume", "scale")
-    ),
 }
 """Modules that reach each other by imports inside functions or for types. It may only shrink."""
 

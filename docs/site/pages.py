@@ -159,6 +159,7 @@ _ERRORS = """
     options:
       show_root_heading: false
       show_root_toc_entry: false
+      inherited_members: false
 """
 
 

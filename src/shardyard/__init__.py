@@ -4,13 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardyard.control.job import Job
-    from shardyard.control.launch import launch
+    from shardyard.control.api import Job, Result, Run, launch, runs
     from shardyard.control.plan import Prediction
     from shardyard.control.plan import predict as plan
     from shardyard.control.request import resolve_recipe as resolve
-    from shardyard.control.result import Result
-    from shardyard.control.runs import Run, runs
     from shardyard.library import (
         Loaded,
         Mesh,
@@ -56,14 +53,14 @@ __all__ = [
 ]
 
 _CONTROL = {
-    "Job": "job:Job",
+    "Job": "api:Job",
     "Prediction": "plan:Prediction",
-    "Result": "result:Result",
-    "Run": "runs:Run",
-    "launch": "launch:launch",
+    "Result": "api:Result",
+    "Run": "api:Run",
+    "launch": "api:launch",
     "plan": "plan:predict",
     "resolve": "request:resolve_recipe",
-    "runs": "runs:runs",
+    "runs": "api:runs",
 }
 """Name -> module:name in shardyard/control; all others are of shardyard/library, with torch."""
 

@@ -13,7 +13,7 @@ from shardyard.cli.options import (
     side_option,
     trust_option,
 )
-from shardyard.control.job import Job, Which, describe_job, find_steered
+from shardyard.control.job import LaunchedJob, Which, describe_job, find_steered
 from shardyard.io.terminal import echo
 
 
@@ -57,7 +57,7 @@ def command(
         echo(words)
 
 
-def _next_steps(launched: Job) -> str:
+def _next_steps(launched: LaunchedJob) -> str:
     handle = launched.run_dir.handle
     if launched.is_side:
         return (

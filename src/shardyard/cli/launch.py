@@ -17,7 +17,7 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.watch import watch
 from shardyard.control.hub_access import access_errors
-from shardyard.control.job import Job
+from shardyard.control.job import LaunchedJob
 from shardyard.control.launch import proposal_of, submitted
 from shardyard.control.submission import (
     Proposal,
@@ -105,7 +105,7 @@ def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
     return True
 
 
-def report_submission(proposal: Proposal, job: Job, terms: SubmitOptions) -> int:
+def report_submission(proposal: Proposal, job: LaunchedJob, terms: SubmitOptions) -> int:
     """Say what was submitted and how it is steered; follow it if that was asked."""
     _describe_submitted(proposal, job, as_json=terms.as_json)
     if not terms.is_followed:
@@ -113,7 +113,7 @@ def report_submission(proposal: Proposal, job: Job, terms: SubmitOptions) -> int
     return watch(job, node=0)
 
 
-def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
+def _describe_submitted(proposal: Proposal, job: LaunchedJob, *, as_json: bool) -> None:
     handle, plan = proposal.run_dir.handle, proposal.plan
     if as_json:
         content = {

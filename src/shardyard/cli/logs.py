@@ -12,7 +12,7 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.control.job import Job, Which, find_launched
+from shardyard.control.job import LaunchedJob, Which, find_launched
 from shardyard.errors import RequestError
 from shardyard.io.sanitize import log_line
 from shardyard.io.terminal import echo, echo_raw
@@ -56,7 +56,9 @@ def command(
     print_lines(launched, node=None if is_all else node or 0, follow=follow, is_raw=is_raw)
 
 
-def print_lines(launched: Job, *, node: int | None, follow: bool, is_raw: bool = False) -> None:
+def print_lines(
+    launched: LaunchedJob, *, node: int | None, follow: bool, is_raw: bool = False
+) -> None:
     """Print lines as they come; where the nodes' folder is out of reach, keep what they tell.
 
     Args:

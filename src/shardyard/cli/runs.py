@@ -17,7 +17,7 @@ from shardyard.cli.options import (
     runs_dir_option,
 )
 from shardyard.cli.tables import print_table
-from shardyard.control.runs import Run, runs, strays
+from shardyard.control.runs import ListedRun, list_runs, strays
 from shardyard.control.submission import launcher_named
 from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.base import SchedulerJob
@@ -56,7 +56,7 @@ def command(
     lost = None
     if on is not None:
         lost = strays(launcher_named(on, launchers), overrides, runs_dir)
-    found = runs(runs_dir, launchers=launchers)
+    found = list_runs(runs_dir, launchers=launchers)
     if as_json:
         rows = [run.to_json() for run in found]
         content = rows if lost is None else {"runs": rows, "strays": [asdict(job) for job in lost]}
@@ -80,7 +80,7 @@ def _show_strays(lost: Sequence[SchedulerJob], *, on: str, runs_dir: Path) -> No
     echo_err("where a run's folder was moved, --runs-dir takes the one that it is in now")
 
 
-def _show(listing: Sequence[Run]) -> None:
+def _show(listing: Sequence[ListedRun]) -> None:
     now = time.time()
     columns: tuple[str, ...] = ("run", "state", "step", "loss", "changed")
     table: list[tuple[str, ...]] = [_row(run.state, now=now) for run in listing]
@@ -91,7 +91,7 @@ def _show(listing: Sequence[Run]) -> None:
     print_table(columns, table)
 
 
-def _job_words(run: Run) -> str:
+def _job_words(run: ListedRun) -> str:
     if run.entry is None:
         return ""
     word = "over" if run.state.state == "finished" else run.job_state or "not told in time"

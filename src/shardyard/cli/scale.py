@@ -18,7 +18,7 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.watch import watch
-from shardyard.control.job import Job, describe_job, find_steered
+from shardyard.control.job import LaunchedJob, describe_job, find_steered
 from shardyard.control.scale import Scaled, scale
 from shardyard.io.terminal import echo
 
@@ -65,7 +65,7 @@ def command(
     return watch(launched, node=0) if asked.is_followed and is_resized and not asked.dry_run else 0
 
 
-def _answer(launched: Job, nodes: int, scaled: Scaled, *, as_json: bool) -> None:
+def _answer(launched: LaunchedJob, nodes: int, scaled: Scaled, *, as_json: bool) -> None:
     if as_json:
         status = describe_job(launched.submission, scaled.status)
         echo(json.dumps({**status, "asked_nodes": nodes, "message": scaled.words}, indent=1))

@@ -15,7 +15,7 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
-from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
+from shardyard.control.job import LaunchedJob, Which, describe_job, fetch_progress, find_launched
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.io.terminal import echo
 from shardyard.launchers.base import JobState, JobStatus
@@ -58,7 +58,7 @@ def command(
 
 
 def _read_run(
-    launched: Job, status: JobStatus
+    launched: LaunchedJob, status: JobStatus
 ) -> tuple[RunState, Spending | None, ObservedNetwork | None]:
     """Read the run's state from its folder; an unreadable one does not hide the job."""
     folder = launched.run_dir
@@ -73,7 +73,7 @@ def _read_run(
         return unreadable(folder, error), None, None
 
 
-def _print_side_job(launched: Job, status: JobStatus, *, as_json: bool) -> None:
+def _print_side_job(launched: LaunchedJob, status: JobStatus, *, as_json: bool) -> None:
     job = launched.submission
     if as_json:
         echo(json.dumps({**describe_job(job, status), "side": job.details[SIDE_DETAIL]}, indent=1))
@@ -92,7 +92,7 @@ def _state_words(status: JobStatus) -> str:
 
 
 def _rows(
-    launched: Job,
+    launched: LaunchedJob,
     status: JobStatus,
     state: RunState,
     spending: Spending | None,
@@ -129,7 +129,7 @@ def _run_words(state: RunState) -> str:
     return f"{state.state}: {state.stop_reason}"
 
 
-def _most_usd(launched: Job) -> float | None:
+def _most_usd(launched: LaunchedJob) -> float | None:
     """launch.max_usd; None: not set, or what was asked is lost."""
     try:
         return launched.recipe().launch.max_usd
@@ -138,7 +138,7 @@ def _most_usd(launched: Job) -> float | None:
         return None
 
 
-def _price_words(launched: Job, spending: Spending) -> str:
+def _price_words(launched: LaunchedJob, spending: Spending) -> str:
     limit = _most_usd(launched)
     most = "" if limit is None else f"of launch.max_usd={limit:g}, "
     return f"{most}{format_usd(spending.usd_per_hour)} an hour"

@@ -11,7 +11,7 @@ import click
 
 from shardyard.cli.options import json_option, launchers_in, run_argument, runs_dir_option
 from shardyard.cli.tables import print_table
-from shardyard.control.job import Job, fetch_progress, launched_of, warn_unfinished
+from shardyard.control.job import LaunchedJob, fetch_progress, launched_of, warn_unfinished
 from shardyard.control.live_status import Board, NodeRow, RankRow, read_board
 from shardyard.errors import EXIT_INTERRUPTED
 from shardyard.io.polling import poll_until
@@ -75,7 +75,7 @@ def command(
 class _BoardReader:
     """Reads the run's folder, and brings there first what only its nodes have."""
 
-    def __init__(self, run_dir: RunDir, launched: Job | None) -> None:
+    def __init__(self, run_dir: RunDir, launched: LaunchedJob | None) -> None:
         self._run = run_dir
         is_far = launched is not None and not launched.launcher.capabilities.shares_folder
         self._far = launched if is_far else None

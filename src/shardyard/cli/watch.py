@@ -14,7 +14,7 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.control.job import Job, Which, exit_code_of, find_launched, wait_until
+from shardyard.control.job import LaunchedJob, Which, exit_code_of, find_launched, wait_until
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.io.terminal import echo_err
 from shardyard.launchers.base import JobState, JobStatus
@@ -47,7 +47,7 @@ def command(
 
 
 def watch(
-    launched: Job,
+    launched: LaunchedJob,
     *,
     node: int | None,
     is_raw: bool = False,
@@ -72,7 +72,7 @@ def watch(
     return code
 
 
-def _last_words(launched: Job, status: JobStatus, code: int) -> str:
+def _last_words(launched: LaunchedJob, status: JobStatus, code: int) -> str:
     handle = launched.run_dir.handle
     words = f"job {launched.id} {status.state.value}: {status.reason} (exit code {code})"
     if launched.is_side:

@@ -15,7 +15,7 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.code_bundle import describe_code, packed_code
 from shardyard.control.described_cluster import against_description
-from shardyard.control.job import Job, job_of, wait_until, wait_until_placed
+from shardyard.control.job import LaunchedJob, job_of, wait_until, wait_until_placed
 from shardyard.control.submission import Proposal, check_launchable, submit
 from shardyard.control.subprocesses import error_of
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
@@ -125,19 +125,19 @@ def run_side_job(
     return None if started is None else follow_side_job(started)
 
 
-def find_side_job(run_dir: RunDir, launcher: Launcher, side: SideJob) -> Job | None:
+def find_side_job(run_dir: RunDir, launcher: Launcher, side: SideJob) -> LaunchedJob | None:
     """The newest submission of a side job with this launcher; None: there was none."""
     ledger = Ledger(run_dir.ledger)
     entries = [each for each in ledger.side_jobs(side.label) if each.launcher == launcher.name]
     if not entries:
         return None
     job = job_of(run_dir, entries[-1])
-    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
+    return LaunchedJob(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
 
 
 def start_side_job(
     run_dir: RunDir, launcher: Launcher, request: LaunchRequest, terms: SideTerms
-) -> Job | None:
+) -> LaunchedJob | None:
     """Show, confirm and submit a request; None: it was only shown."""
     assert request.side is not None
     proposal = Proposal(
@@ -159,11 +159,13 @@ def start_side_job(
     _remove_leftovers(run_dir, launcher, request.side)
     job = submit(proposal)
     info(f"job: {job.id} ({job.name}) on {job.launcher}")
-    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=Ledger(run_dir.ledger))
+    return LaunchedJob(
+        run_dir=run_dir, submission=job, launcher=launcher, ledger=Ledger(run_dir.ledger)
+    )
 
 
 def follow_side_job(
-    launched: Job, *, sleep: Callable[[float], None] = time.sleep
+    launched: LaunchedJob, *, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
     """Show what a side job prints until it is over; its answer.
 
@@ -189,7 +191,7 @@ def follow_side_job(
     return _take(launched, status, answer)
 
 
-def unplaced_remedy(launched: Job) -> str:
+def unplaced_remedy(launched: LaunchedJob) -> str:
     """What to do about a side job that no node can hold."""
     return (
         "It stays in the queue, and the same command follows it again. Ask for less: "
@@ -198,7 +200,7 @@ def unplaced_remedy(launched: Job) -> str:
     )
 
 
-def _read_log(launched: Job) -> dict[str, Any] | None:
+def _read_log(launched: LaunchedJob) -> dict[str, Any] | None:
     """Show the log to its end; the last answer in it. A retry's answer comes after the first."""
     latest: dict[str, Any] | None = None
     try:
@@ -215,7 +217,7 @@ def _read_log(launched: Job) -> dict[str, Any] | None:
 
 
 def _poll_answer(
-    launched: Job, status: JobStatus, *, sleep: Callable[[float], None]
+    launched: LaunchedJob, status: JobStatus, *, sleep: Callable[[float], None]
 ) -> dict[str, Any] | None:
     looks = _LOOKS if status.state is JobState.SUCCEEDED else 1
     for look in range(looks):
@@ -227,7 +229,7 @@ def _poll_answer(
     return None
 
 
-def _answer_in_log(launched: Job) -> dict[str, Any] | None:
+def _answer_in_log(launched: LaunchedJob) -> dict[str, Any] | None:
     """The last answer in what has been printed."""
     try:
         lines: Iterable[LogLine] = launched.launcher.logs(launched.submission, node=0, follow=False)
@@ -237,7 +239,7 @@ def _answer_in_log(launched: Job) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
-def _answer_of(launched: Job, line: LogLine) -> dict[str, Any] | None:
+def _answer_of(launched: LaunchedJob, line: LogLine) -> dict[str, Any] | None:
     marked = parse(line.text, nonce=launched.nonce)
     label = launched.submission.details[SIDE_DETAIL]
     if marked is None or marked.kind != "answer" or marked.content.get("side") != label:
@@ -245,7 +247,9 @@ def _answer_of(launched: Job, line: LogLine) -> dict[str, Any] | None:
     return marked.content
 
 
-def _take(launched: Job, status: JobStatus, answer: dict[str, Any] | None) -> dict[str, Any]:
+def _take(
+    launched: LaunchedJob, status: JobStatus, answer: dict[str, Any] | None
+) -> dict[str, Any]:
     """Hand an answer on, written down first; or raise its error."""
     if answer is not None and isinstance(answer.get("result"), dict):
         label, result = launched.submission.details[SIDE_DETAIL], answer["result"]
@@ -265,7 +269,7 @@ def _take(launched: Job, status: JobStatus, answer: dict[str, Any] | None) -> di
     raise error_of(answer.get("exit_code"), str(answer.get("error")))
 
 
-def _name(launched: Job) -> str:
+def _name(launched: LaunchedJob) -> str:
     return f"side job {launched.id} ({launched.name}) on {launched.on}"
 
 

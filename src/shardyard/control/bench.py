@@ -14,7 +14,7 @@ from shardyard.bench import nccl_table, transports
 from shardyard.bench.nccl_table import LEAST_NODES, CollectiveTiming, Pair, evaluate_pairs
 from shardyard.bench.transports import Variant
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.job import Job, wait_until
+from shardyard.control.job import LaunchedJob, wait_until
 from shardyard.control.launch import submitted
 from shardyard.control.request import Request
 from shardyard.control.submission import Proposal, check_run_is_new, propose
@@ -198,7 +198,10 @@ def describe_bench(bench: NetworkBench) -> str:
 
 
 def follow_bench(
-    job: Job, *, print_line: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+    job: LaunchedJob,
+    *,
+    print_line: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Answers:
     """Follow the job to its end, and return what it measured.
 
@@ -286,7 +289,7 @@ def proposals_of(
 class SideBySide:
     """Results of all variants."""
 
-    measured: dict[Variant, tuple[Job, Answers]] = field(default_factory=dict)
+    measured: dict[Variant, tuple[LaunchedJob, Answers]] = field(default_factory=dict)
     failures: list[ShardyardError] = field(default_factory=list)
     """Errors of the variants that were not measured completely."""
 

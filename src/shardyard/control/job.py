@@ -1,14 +1,13 @@
-"""A run that was launched: its job and launcher, found from the run's folder."""
+"""Jobs of launched runs: find one from its run's folder, ask for its status, and wait for it."""
 
 import math
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import RollbackTarget
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import (
@@ -23,13 +22,9 @@ from shardyard.io.files import MOST_JSON_BYTES, read_plain
 from shardyard.launchers.base import JobState, JobStatus, Launcher
 from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Ledger, LedgerEntry, Submission
 from shardyard.launchers.ledger_owner import check_trusted
-from shardyard.launchers.log_markers import NONCE_DETAIL, parse, rebuild
+from shardyard.launchers.log_markers import NONCE_DETAIL, rebuild
 from shardyard.log import info, warn
-from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir, find_run
-
-if TYPE_CHECKING:
-    from shardyard.control.result import Result
 
 _EXIT_CODES = {
     JobState.SUCCEEDED: 0,
@@ -44,7 +39,7 @@ Which = Literal["training", "side", "any"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class LaunchedJob:
     """Newest job of a run, a training or a side job, and its launcher."""
 
     run_dir: RunDir
@@ -108,107 +103,10 @@ class Job:
         """In a word, what the scheduler says of the job now."""
         return self.status().state
 
-    def wait(self, timeout_s: float = math.inf) -> JobStatus:
-        """Wait until the job is over, or so many seconds.
-
-        Returns:
-            The last status, which is not over where the time was.
-        """
-        return wait_until(self, lambda now: now.state.is_over, give_up_after_s=timeout_s)
-
-    def logs(self, *, node: int | None = 0, follow: bool = False) -> Iterator[str]:
-        """Lines of output for people.
-
-        Args:
-            node: None: of all nodes merged, each line with its source.
-            follow: Until the job is over.
-        """
-        for line in self.launcher.logs(self.submission, node=node, follow=follow):
-            if parse(line.text, nonce=self.nonce) is None:
-                yield line.text if node is not None else f"{line.source} | {line.text}"
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """A line for each step done so far, as metrics.jsonl has it; lost steps are left out."""
-        self.fetch()
-        return read_steps(self.run_dir.metrics)
-
-    def evaluations(self) -> list[dict[str, Any]]:
-        """A line for each evaluation so far: step, epoch, and ``eval`` with its metrics."""
-        self.fetch()
-        return read_evaluations(self.run_dir.metrics)
-
-    def cancel(self) -> None:
-        """Ask the job to make its last step durable and end; safe to repeat."""
-        self.launcher.cancel(self.submission)
-
-    def scale(self, nodes: int) -> "Job":
-        """Continue the run with another number of nodes; return the job that continues it.
-
-        Raises:
-            RequestError: The job is over, or cannot have so many.
-        """
-        from shardyard.control.scale import scale  # which is about jobs, too
-
-        scaled = scale(self, nodes)
-        assert scaled is not None  # nobody is asked
-        return scaled.job
-
-    def resume(
-        self,
-        *overrides: str,
-        on: str | None = None,
-        step: int | None = None,
-        skip_steps: int = 0,
-    ) -> "Job":
-        """Continue the run by another job, from its newest durable checkpoint or an earlier one.
-
-        Args:
-            overrides: ``section.key=value``: how it runs and how long, not what is learnt; with
-                ``step`` also ``optim.lr`` and ``optim.grad_clip``.
-            on: Another launcher.
-            step: Go back to the checkpoint of this step; later ones are replaced.
-            skip_steps: With ``step``: pass over the data of so many steps after it.
-
-        Raises:
-            RequestError: The job is not over, there is no checkpoint of the step, or this cannot be
-                changed.
-        """
-        from shardyard.control.launch import check_proposal, resume_proposal, submitted
-
-        if skip_steps and step is None:
-            raise RequestError(
-                f"skip_steps={skip_steps} needs the step to go back to: "
-                f"job.resume(step=100, skip_steps={skip_steps})."
-            )
-        if (step is not None and step < 1) or skip_steps < 0:
-            raise RequestError(
-                f"step={step}, skip_steps={skip_steps}: steps are counted from 1, and none can be "
-                "passed over backwards. Give job.resume(step=100, skip_steps=40)."
-            )
-        back_to = (
-            None
-            if step is None
-            else RollbackTarget(step=step, skip_steps=skip_steps, is_requested=True)
-        )
-        ours = {self.on: self.launcher} if on is None else None
-        proposal = resume_proposal(self.run_dir, overrides, on=on, launchers=ours, back_to=back_to)
-        check_proposal(proposal)
-        return submitted(proposal)
-
-    def result(self) -> "Result":
-        """Wait for the end of the job; what came of it.
-
-        Raises:
-            ShardyardError: It failed, was cancelled, or is not known any more.
-        """
-        from shardyard.control.result import result_of
-
-        return result_of(self)
-
 
 def find_launched(
     run: str, runs_dir: Path, launchers: Launchers | None = None, *, which: Which = "any"
-) -> Job:
+) -> LaunchedJob:
     """The newest job of a run.
 
     Args:
@@ -227,7 +125,7 @@ def find_steered(
     *,
     trusts_folder: bool,
     which: Which = "training",
-) -> Job:
+) -> LaunchedJob:
     """Find a job like ``find_launched``, for a verb that ends or changes it.
 
     Raises:
@@ -240,7 +138,7 @@ def find_steered(
 
 def launched_of(
     run_dir: RunDir, launchers: Launchers | None = None, *, which: Which = "training"
-) -> Job:
+) -> LaunchedJob:
     """Return a job like ``find_launched``, for a run that is found."""
     ledger = Ledger(run_dir.ledger)
     match which:
@@ -256,7 +154,7 @@ def launched_of(
         warn_unfinished(run_dir, ledger)
     job = job_of(run_dir, jobs[-1])
     launcher = launcher_named(job.launcher, launchers)
-    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
+    return LaunchedJob(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
 
 
 def warn_unfinished(run_dir: RunDir, ledger: Ledger) -> None:
@@ -297,7 +195,7 @@ def reject_bench(run_dir: RunDir) -> None:
     )
 
 
-def fetch_progress(launched: Job) -> None:
+def fetch_progress(launched: LaunchedJob) -> None:
     """Fetch the progress; a failure only warns, as the caller's own request matters more."""
     try:
         launched.fetch()
@@ -406,7 +304,7 @@ _ASKED_AGAIN = 30
 
 
 def wait_until(
-    launched: Job,
+    launched: LaunchedJob,
     is_enough: Callable[[JobStatus], bool],
     *,
     give_up_after_s: float = math.inf,
@@ -441,7 +339,7 @@ that.
 
 
 def wait_until_placed(
-    launched: Job, *, sleep: Callable[[float], None] = time.sleep, remedy: str
+    launched: LaunchedJob, *, sleep: Callable[[float], None] = time.sleep, remedy: str
 ) -> JobStatus:
     """Wait until a job no longer waits.
 
@@ -473,7 +371,7 @@ def wait_until_placed(
     )
 
 
-def _ask(launched: Job, *, sleep: Callable[[float], None]) -> JobStatus:
+def _ask(launched: LaunchedJob, *, sleep: Callable[[float], None]) -> JobStatus:
     """Return the job's status; ask a scheduler that does not answer again for a while."""
     for attempt in range(_ASKED_AGAIN):
         try:

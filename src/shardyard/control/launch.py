@@ -1,15 +1,14 @@
-"""A recipe becomes a job: looked at, planned and priced, submitted; one, many, or a run again."""
+"""Propose, check and submit a job: for a recipe, or for a run that continues."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
 
 from shardyard.config.load import Source
 from shardyard.config.resolved import RollbackTarget
 from shardyard.control.hub_access import access_errors
 from shardyard.control.job import (
-    Job,
+    LaunchedJob,
     check_submission_finished,
     fetch_progress,
     launched_of,
@@ -23,92 +22,16 @@ from shardyard.control.submission import (
     Launchers,
     Proposal,
     check_run_is_new,
-    describe,
     launcher_named,
     propose,
     refusals,
     submit,
 )
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import RequestError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import Ledger
-from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
-
-
-@overload
-def launch(
-    recipe: Source,
-    *overrides: Source,
-    on: str = "local",
-    max_usd: float | None = None,
-    force: bool = False,
-    launchers: Launchers | None = None,
-) -> Job: ...
-
-
-@overload
-def launch(
-    recipe: list[Any],
-    *overrides: Source,
-    on: str = "local",
-    max_usd: float | None = None,
-    force: bool = False,
-    launchers: Launchers | None = None,
-) -> list[Job]: ...
-
-
-def launch(
-    recipe: Source | list[Any],
-    *overrides: Source,
-    on: str = "local",
-    max_usd: float | None = None,
-    force: bool = False,
-    launchers: Launchers | None = None,
-) -> Job | list[Job]:
-    """Submit a recipe to a launcher, as `shardyard launch` does, without confirmation.
-
-    Plan and price are logged (`shardyard`, level INFO).
-
-    Args:
-        recipe: The path of a YAML file, a dict of sections, or a ``Recipe``. Or a list of these,
-            or of tuples of one with its overrides: a job for each. All of them are checked before
-            the first is submitted.
-        overrides: ``section.key=value``, or more of the recipe; later ones win.
-        on: Name of the launcher.
-        max_usd: The most each may cost, as ``launch.max_usd``.
-        force: Submit even if the plan or the price speaks against it.
-        launchers: Name -> launcher, in place of all that there are.
-
-    Raises:
-        RequestError: A recipe is wrong, or the plan or the price speaks against it.
-        ShardyardError: The launcher's own.
-    """
-    limit = () if max_usd is None else (f"launch.max_usd={max_usd!r}",)
-    launcher = launcher_named(on, launchers)
-    many = recipe if isinstance(recipe, list) else [recipe]
-    proposals = []
-    for each in many:
-        words = each if isinstance(each, tuple) else (each,)
-        proposals.append(proposal_of((*words, *overrides, *limit), launcher))
-        info("\n".join(describe(proposals[-1])))
-        if not force:
-            check_proposal(proposals[-1])
-    jobs = _submit_all(proposals)
-    return jobs if isinstance(recipe, list) else jobs[0]
-
-
-def _submit_all(proposals: Sequence[Proposal]) -> list[Job]:
-    jobs: list[Job] = []
-    for proposal in proposals:
-        try:
-            jobs.append(submitted(proposal))
-        except ShardyardError:
-            if jobs:
-                warn(f"submitted before this: {', '.join(job.run_id for job in jobs)}")
-            raise
-    return jobs
 
 
 def proposal_of(
@@ -156,14 +79,14 @@ def check_proposal(proposal: Proposal) -> bool:
     return True
 
 
-def submitted(proposal: Proposal) -> Job:
+def submitted(proposal: Proposal) -> LaunchedJob:
     """Submit; the job.
 
     Raises:
         ShardyardError: As ``submit``.
     """
     run_dir = proposal.run_dir
-    return Job(
+    return LaunchedJob(
         run_dir=run_dir,
         submission=submit(proposal),
         launcher=proposal.launcher,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.job import Job, fetch_progress, launched_of, reject_bench
+from shardyard.control.job import LaunchedJob, fetch_progress, launched_of, reject_bench
 from shardyard.control.submission import Launchers
 from shardyard.errors import RequestError
 from shardyard.launchers.base import JobState
@@ -21,11 +21,11 @@ class RunLocation:
     """Here: what the launcher keeps."""
     folder: RunDir | None
     """Folder of its files, as this machine sees it; None: only the nodes see them."""
-    launched: Job | None
+    launched: LaunchedJob | None
     """The newest training's job; None: it was trained here."""
 
     @property
-    def remote(self) -> tuple[Job, Recipe]:
+    def remote(self) -> tuple[LaunchedJob, Recipe]:
         """Job whose nodes are the only ones to see the files, and its recipe."""
         assert self.folder is None and self.launched is not None
         return self.launched, self.launched.recipe()
@@ -56,7 +56,7 @@ def nodes_folder(recipe: Recipe, run_dir: RunDir) -> str:
     return f"{recipe.run.dir.rstrip('/')}/{run_dir.run_id}"
 
 
-def check_has_checkpoint(launched: Job) -> None:
+def check_has_checkpoint(launched: LaunchedJob) -> None:
     """Raise where no checkpoint can exist yet, before a job is submitted for one.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.load import load_recipe
-from shardyard.control.job import Job, job_of, warn_unfinished
+from shardyard.control.job import job_of, warn_unfinished
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
 from shardyard.launchers.base import Answer, AsksMany, FindsJobs, Launcher, SchedulerJob, answer
@@ -187,8 +187,8 @@ def _warn_of(answers: Iterable[_JobAnswer]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run of a folder."""
+class ListedRun:
+    """One run of a folder, with its newest job where it was launched."""
 
     run_dir: RunDir
     state: RunState
@@ -197,24 +197,6 @@ class Run:
     """Its newest job, of a side job where it has no other; None: it was not launched."""
     job_state: str | None
     """State of the job by its launcher, in a word; None: not asked, or no answer in time."""
-    launchers: Launchers | None = None
-
-    @property
-    def job(self) -> Job | None:
-        """Its newest job; None: it was not launched.
-
-        Raises:
-            RequestError: Its launcher is not here.
-        """
-        if self.entry is None:
-            return None
-        submission = job_of(self.run_dir, self.entry)
-        return Job(
-            run_dir=self.run_dir,
-            submission=submission,
-            launcher=launcher_named(submission.launcher, self.launchers),
-            ledger=Ledger(self.run_dir.ledger),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the content that `shardyard runs --json` prints of it."""
@@ -229,17 +211,16 @@ class Run:
         return {"launcher": entry.launcher, "id": entry.id, "state": self.job_state, **side}
 
 
-def runs(
-    runs_dir: str | Path = "runs", *, launchers: Launchers | None = None, within_s: float = 1.0
-) -> list[Run]:
-    """The runs in a folder, the most recently changed last.
+def list_runs(
+    folder: Path, *, launchers: Launchers | None = None, within_s: float = 1.0
+) -> list[ListedRun]:
+    """List the runs in a folder, the most recently changed last.
 
     Args:
-        runs_dir: ``run.dir`` of their recipes.
-        launchers: Name -> launcher, in place of all that there are.
-        within_s: How long launchers are asked for the states of jobs.
+        folder: ``run.dir`` of their recipes.
+        launchers: Launchers by name, in place of all known ones.
+        within_s: Time for all launchers together to answer for the states of jobs.
     """
-    folder = Path(runs_dir)
     states = sorted(_read_all(folder), key=lambda state: (state.updated_at or 0, state.id))
     folders = {state.id: RunDir((folder / state.id).resolve()) for state in states}
     jobs = _jobs(list(folders.values()))
@@ -250,12 +231,11 @@ def runs(
     ]
     told = ask_all(asked, launchers, within_s=within_s)
     return [
-        Run(
+        ListedRun(
             run_dir=folders[state.id],
             state=state,
             entry=jobs.get(state.id),
             job_state=told.get(state.id),
-            launchers=launchers,
         )
         for state in states
     ]

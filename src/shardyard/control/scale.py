@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardyard.control.job import Job, fetch_progress, reject_bench, wait_until
+from shardyard.control.job import LaunchedJob, fetch_progress, reject_bench, wait_until
 from shardyard.control.launch import check_proposal, submitted
 from shardyard.control.resume import propose_resume
 from shardyard.control.submission import Proposal
@@ -27,7 +27,7 @@ _END_SLACK_S = 180.0
 class Scaled:
     """Result of scaling."""
 
-    job: Job
+    job: LaunchedJob
     """Job that the run continues with."""
     status: JobStatus
     """Status of the previous job."""
@@ -38,7 +38,7 @@ class Scaled:
 
 
 def scale(
-    job: Job,
+    job: LaunchedJob,
     nodes: int,
     overrides: Sequence[str] = (),
     *,
@@ -66,7 +66,9 @@ def scale(
     return _resubmit(job, nodes, overrides, dry_run=dry_run, agree=agree)
 
 
-def _resize(job: Job, launcher: Resizer, nodes: int, status: JobStatus, *, dry_run: bool) -> Scaled:
+def _resize(
+    job: LaunchedJob, launcher: Resizer, nodes: int, status: JobStatus, *, dry_run: bool
+) -> Scaled:
     """Change the number of nodes of a job that continues."""
     check_node_range(job, nodes)
     if dry_run:
@@ -81,7 +83,7 @@ def _resize(job: Job, launcher: Resizer, nodes: int, status: JobStatus, *, dry_r
 
 
 def _resubmit(
-    job: Job,
+    job: LaunchedJob,
     nodes: int,
     overrides: Sequence[str],
     *,
@@ -120,7 +122,7 @@ def _resubmit(
         raise
 
 
-def drain(launched: Job, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
+def drain(launched: LaunchedJob, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
     """Ask the job to save and end, and wait until it is over.
 
     Raises:
@@ -153,11 +155,11 @@ def drain(launched: Job, *, sleep: Callable[[float], None] = time.sleep) -> JobS
     return status
 
 
-def job_words(launched: Job) -> str:
+def job_words(launched: LaunchedJob) -> str:
     return f"job {launched.id} on {launched.on}"
 
 
-def check_node_range(launched: Job, nodes: int) -> None:
+def check_node_range(launched: LaunchedJob, nodes: int) -> None:
     """Raise if this job was not launched for so many or so few."""
     handle, recipe = launched.run_dir.handle, launched.recipe()
     fixed, elastic = recipe.cluster.nodes, recipe.elastic
@@ -174,7 +176,7 @@ def check_node_range(launched: Job, nodes: int) -> None:
     )
 
 
-def check_not_ended(launched: Job, nodes: int, status: JobStatus) -> None:
+def check_not_ended(launched: LaunchedJob, nodes: int, status: JobStatus) -> None:
     if status.state.is_over:
         raise RequestError(
             f"job {launched.id} is over ({status.state.value}), so there is nothing to scale. "

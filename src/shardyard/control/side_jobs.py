@@ -17,7 +17,7 @@ from shardyard.control.aux_jobs import (
     start_side_job,
     unplaced_remedy,
 )
-from shardyard.control.job import Job, wait_until_placed
+from shardyard.control.job import LaunchedJob, wait_until_placed
 from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
 from shardyard.launchers.base import Executor, JobState, SideJob
 from shardyard.launchers.ledger_owner import check_trusted
@@ -38,7 +38,7 @@ class RemoteFiles:
     """An idle side job that lives."""
 
     source: PodSource
-    job: Job
+    job: LaunchedJob
 
     def of(self, folder: str) -> PodSource:
         """Files of another folder of the same storage."""
@@ -56,7 +56,7 @@ class RemoteFiles:
 @contextmanager
 def open_remote_files(
     run_dir: RunDir,
-    trained: Job,
+    trained: LaunchedJob,
     recipe: Recipe,
     terms: SideTerms,
     *,
@@ -124,7 +124,7 @@ def _wait_for_container(
             sleep(2.0)
 
 
-def _end(job: Job) -> None:
+def _end(job: LaunchedJob) -> None:
     try:
         job.launcher.remove(job.submission, job.ledger)
     except ShardyardError as error:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from shardyard.control.hub_access import access_errors
-from shardyard.control.job import Job, launched_of, wait_until
+from shardyard.control.job import LaunchedJob, launched_of, wait_until
 from shardyard.control.launch import proposal_of, submitted
 from shardyard.control.plan import predict
 from shardyard.control.study import (
@@ -57,7 +57,7 @@ class Size:
     planned: SeriesRow
     proposal: Proposal | None = None
     """Proposal that would be submitted; None: no submission is needed."""
-    job: Job | None = None
+    job: LaunchedJob | None = None
     """Job that runs already."""
     row: SeriesRow | None = None
     """Result of the size; None: it is still to be done."""
@@ -267,7 +267,7 @@ def _record(run_dir: RunDir) -> RunRecord | None:
         return None
 
 
-def _live(run_dir: RunDir, launchers: Launchers | None) -> Job | None:
+def _live(run_dir: RunDir, launchers: Launchers | None) -> LaunchedJob | None:
     """The job of a run that is not over; None: there is none, and another try may begin."""
     if not Ledger(run_dir.ledger).jobs() and not Ledger(run_dir.ledger).live():
         return None

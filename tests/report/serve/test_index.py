@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.control.runs import runs as runs_of_the_verb
+from shardyard.control.runs import list_runs
 from shardyard.report.serve import index as index_module
 from shardyard.report.serve.index import FILE, Index
 from shardyard.rundir.layout import RunDir
@@ -26,7 +26,7 @@ def test_rows_say_what_the_verb_says(tmp_path: Path) -> None:
     make_run(tmp_path, "c", steps=3, end=None)
     (tmp_path / "no run").mkdir()
     found = {row.id: row for row in Index(tmp_path).rows()}
-    verb = {run.state.id: run.state for run in runs_of_the_verb(tmp_path)}
+    verb = {run.state.id: run.state for run in list_runs(tmp_path)}
     assert found.keys() == verb.keys() == {"a", "b", "c"}
     for name, row in found.items():
         state = verb[name]

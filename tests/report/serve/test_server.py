@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.control.runs import runs
+from shardyard.control.runs import list_runs
 from shardyard.errors import RequestError
 from shardyard.report.serve.index import Index
 from shardyard.report.serve.server import Server
@@ -139,7 +139,7 @@ def test_one_odd_run_hides_no_other(server: Server, odd: str) -> None:
     is_odd = odd in ("fifo", "folder", "device", "loop")
     assert rows["b"]["state"] == ("unreadable" if is_odd else "failed")
     assert len(content(server, "/api/curves?run=a&run=b")["a"]["x"]) == 300
-    listed = {run.state.id: run.to_json() for run in runs(server.pages.index.folder)}
+    listed = {run.state.id: run.to_json() for run in list_runs(server.pages.index.folder)}
     assert listed["a"]["state"] == "finished" and listed["b"]["loss"] is None
     assert (listed["b"]["problem"] is not None) == is_odd
 

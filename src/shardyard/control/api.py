@@ -1,0 +1,284 @@
+"""The public API for launched runs: submit recipes, control their jobs, read results, list runs.
+
+It is built on the modules of the verbs: ``control/job.py`` has the data of a job.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from shardyard.config.load import Source
+from shardyard.config.resolved import RollbackTarget
+from shardyard.control.job import LaunchedJob, job_of, reject_bench, wait_until
+from shardyard.control.launch import check_proposal, proposal_of, resume_proposal, submitted
+from shardyard.control.runs import ListedRun, list_runs
+from shardyard.control.scale import scale
+from shardyard.control.submission import Launchers, Proposal, describe, launcher_named
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launchers.base import JobState, JobStatus
+from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.log_markers import parse
+from shardyard.log import info, warn
+from shardyard.report.files import write_report
+from shardyard.report.summary import Summary
+from shardyard.rundir.jsonl import read_evaluations, read_steps
+from shardyard.rundir.state import resume_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A run that came to its end."""
+
+    run_dir: Path
+    checkpoint: Path | None
+    """The newest durable one. None: none was saved, or it is where only the nodes see it:
+    `shardyard fetch` brings it."""
+    evaluation: dict[str, Any] | None
+    """Metrics of the last evaluation, by name; None: there was no validation split."""
+    report: Path
+    """A page that opens from disk."""
+    summary: Summary
+    """The report's numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(LaunchedJob):
+    """Newest job of a run, a training or a side job, and its launcher."""
+
+    def wait(self, timeout_s: float = math.inf) -> JobStatus:
+        """Wait until the job is over, or so many seconds.
+
+        Returns:
+            The last status, which is not over where the time was.
+        """
+        return wait_until(self, lambda now: now.state.is_over, give_up_after_s=timeout_s)
+
+    def logs(self, *, node: int | None = 0, follow: bool = False) -> Iterator[str]:
+        """Lines of output for people.
+
+        Args:
+            node: None: of all nodes merged, each line with its source.
+            follow: Until the job is over.
+        """
+        for line in self.launcher.logs(self.submission, node=node, follow=follow):
+            if parse(line.text, nonce=self.nonce) is None:
+                yield line.text if node is not None else f"{line.source} | {line.text}"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A line for each step done so far, as metrics.jsonl has it; lost steps are left out."""
+        self.fetch()
+        return read_steps(self.run_dir.metrics)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """A line for each evaluation so far: step, epoch, and ``eval`` with its metrics."""
+        self.fetch()
+        return read_evaluations(self.run_dir.metrics)
+
+    def cancel(self) -> None:
+        """Ask the job to make its last step durable and end; safe to repeat."""
+        self.launcher.cancel(self.submission)
+
+    def scale(self, nodes: int) -> "Job":
+        """Continue the run with another number of nodes; return the job that continues it.
+
+        Raises:
+            RequestError: The job is over, or cannot have so many.
+        """
+        scaled = scale(self, nodes)
+        assert scaled is not None  # it is None only where ``agree`` says no
+        return _public(scaled.job)
+
+    def resume(
+        self,
+        *overrides: str,
+        on: str | None = None,
+        step: int | None = None,
+        skip_steps: int = 0,
+    ) -> "Job":
+        """Continue the run by another job, from its newest durable checkpoint or an earlier one.
+
+        Args:
+            overrides: ``section.key=value``: how it runs and how long, not what is learnt; with
+                ``step`` also ``optim.lr`` and ``optim.grad_clip``.
+            on: Another launcher.
+            step: Go back to the checkpoint of this step; later ones are replaced.
+            skip_steps: With ``step``: pass over the data of so many steps after it.
+
+        Raises:
+            RequestError: The job is not over, there is no checkpoint of the step, or this cannot be
+                changed.
+        """
+        if skip_steps and step is None:
+            raise RequestError(
+                f"skip_steps={skip_steps} needs the step to go back to: "
+                f"job.resume(step=100, skip_steps={skip_steps})."
+            )
+        if (step is not None and step < 1) or skip_steps < 0:
+            raise RequestError(
+                f"step={step}, skip_steps={skip_steps}: steps are counted from 1, and none can be "
+                "passed over backwards. Give job.resume(step=100, skip_steps=40)."
+            )
+        back_to = (
+            None
+            if step is None
+            else RollbackTarget(step=step, skip_steps=skip_steps, is_requested=True)
+        )
+        ours = {self.on: self.launcher} if on is None else None
+        proposal = resume_proposal(self.run_dir, overrides, on=on, launchers=ours, back_to=back_to)
+        check_proposal(proposal)
+        return _public(submitted(proposal))
+
+    def result(self) -> Result:
+        """Wait for the end of the job; what came of it.
+
+        Raises:
+            ShardyardError: It failed, was cancelled, or is not known any more.
+        """
+        reject_bench(self.run_dir)
+        status = self.wait()
+        if status.state is not JobState.SUCCEEDED:
+            raise ShardyardError(
+                f"job {self.id} of run {self.run_id} has no result: it is {status.state.value} "
+                f"({status.reason}). `shardyard logs {self.run_dir.handle}` shows its output. "
+                f"{resume_words(self.run_dir)}."
+            )
+        evaluations = self.evaluations()
+        summary = write_report(self.run_dir)
+        return Result(
+            run_dir=self.run_dir.path,
+            checkpoint=self.run_dir.latest_checkpoint(),
+            evaluation=evaluations[-1]["eval"] if evaluations else None,
+            report=self.run_dir.report_html,
+            summary=summary,
+        )
+
+
+def _public(launched: LaunchedJob) -> Job:
+    return Job(
+        run_dir=launched.run_dir,
+        submission=launched.submission,
+        launcher=launched.launcher,
+        ledger=launched.ledger,
+    )
+
+
+@overload
+def launch(
+    recipe: Source,
+    *overrides: Source,
+    on: str = "local",
+    max_usd: float | None = None,
+    force: bool = False,
+    launchers: Launchers | None = None,
+) -> Job: ...
+
+
+@overload
+def launch(
+    recipe: list[Any],
+    *overrides: Source,
+    on: str = "local",
+    max_usd: float | None = None,
+    force: bool = False,
+    launchers: Launchers | None = None,
+) -> list[Job]: ...
+
+
+def launch(
+    recipe: Source | list[Any],
+    *overrides: Source,
+    on: str = "local",
+    max_usd: float | None = None,
+    force: bool = False,
+    launchers: Launchers | None = None,
+) -> Job | list[Job]:
+    """Submit a recipe to a launcher, as `shardyard launch` does, without confirmation.
+
+    Plan and price are logged (`shardyard`, level INFO).
+
+    Args:
+        recipe: The path of a YAML file, a dict of sections, or a ``Recipe``. Or a list of these,
+            or of tuples of one with its overrides: a job for each. All of them are checked before
+            the first is submitted.
+        overrides: ``section.key=value``, or more of the recipe; later ones win.
+        on: Name of the launcher.
+        max_usd: The most each may cost, as ``launch.max_usd``.
+        force: Submit even if the plan or the price speaks against it.
+        launchers: Name -> launcher, in place of all that there are.
+
+    Raises:
+        RequestError: A recipe is wrong, or the plan or the price speaks against it.
+        ShardyardError: The launcher's own.
+    """
+    limit = () if max_usd is None else (f"launch.max_usd={max_usd!r}",)
+    launcher = launcher_named(on, launchers)
+    many = recipe if isinstance(recipe, list) else [recipe]
+    proposals = []
+    for each in many:
+        words = each if isinstance(each, tuple) else (each,)
+        proposals.append(proposal_of((*words, *overrides, *limit), launcher))
+        info("\n".join(describe(proposals[-1])))
+        if not force:
+            check_proposal(proposals[-1])
+    jobs = _submit_all(proposals)
+    return jobs if isinstance(recipe, list) else jobs[0]
+
+
+def _submit_all(proposals: Sequence[Proposal]) -> list[Job]:
+    jobs: list[Job] = []
+    for proposal in proposals:
+        try:
+            jobs.append(_public(submitted(proposal)))
+        except ShardyardError:
+            if jobs:
+                warn(f"submitted before this: {', '.join(job.run_id for job in jobs)}")
+            raise
+    return jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(ListedRun):
+    """One run of a folder."""
+
+    launchers: Launchers | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """Its newest job; None: it was not launched.
+
+        Raises:
+            RequestError: Its launcher is not here.
+        """
+        if self.entry is None:
+            return None
+        submission = job_of(self.run_dir, self.entry)
+        return Job(
+            run_dir=self.run_dir,
+            submission=submission,
+            launcher=launcher_named(submission.launcher, self.launchers),
+            ledger=Ledger(self.run_dir.ledger),
+        )
+
+
+def runs(
+    runs_dir: str | Path = "runs", *, launchers: Launchers | None = None, within_s: float = 1.0
+) -> list[Run]:
+    """The runs in a folder, the most recently changed last.
+
+    Args:
+        runs_dir: ``run.dir`` of their recipes.
+        launchers: Name -> launcher, in place of all that there are.
+        within_s: How long launchers are asked for the states of jobs.
+    """
+    return [
+        Run(
+            run_dir=listed.run_dir,
+            state=listed.state,
+            entry=listed.entry,
+            job_state=listed.job_state,
+            launchers=launchers,
+        )
+        for listed in list_runs(Path(runs_dir), launchers=launchers, within_s=within_s)
+    ]
