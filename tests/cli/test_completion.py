@@ -12,6 +12,7 @@ import pytest
 
 from shardyard.cli import _VERBS, main
 from shardyard.cli.completion import VARIABLE, WORDS, Completer, overrides, recipe, runs
+from shardyard.config.optimizers import OPTIMIZERS
 
 NAMES: dict[Completer, str] = {recipe: "recipe", runs: "run", overrides: "overrides"}
 
@@ -61,7 +62,7 @@ def test_a_setting_is_offered_up_to_its_next_dot_and_then_its_values(tab: Tab) -
 @pytest.mark.parametrize(
     ("word", "offered"),
     [
-        ("optim.name=", ["adamw", "sgd", "lamb", "lars"]),
+        ("optim.name=", [*OPTIMIZERS]),
         ("optim.name=ad", ["adamw"]),
         ("precision.compute=b", ["bf16"]),
         ("optim.nesterov=", ["true", "false"]),

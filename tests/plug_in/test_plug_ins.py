@@ -253,7 +253,8 @@ def test_a_ledger_holds_a_package_s_lines_to_its_forms(tmp_path: Path) -> None:
 def test_our_own_launchers_are_whole() -> None:
     from shardyard.launchers.base import _launcher_error
 
-    assert [_launcher_error(launcher_class(name), name) for name in LAUNCHERS] == [""] * 4
+    errors = {name: _launcher_error(launcher_class(name), name) for name in LAUNCHERS}
+    assert errors == dict.fromkeys(LAUNCHERS, "")
 
 
 def test_a_preset_of_a_package_begins_with_its_family_and_asks_no_other(letters: Packages) -> None:
