@@ -13,6 +13,8 @@ import pytest
 from shardyard.cli import _VERBS, main
 from shardyard.cli.completion import VARIABLE, WORDS, Completer, overrides, recipe, runs
 from shardyard.config.optimizers import OPTIMIZERS
+from shardyard.families.presets import PRESETS
+from shardyard.hardware.catalogue import instance_names
 
 NAMES: dict[Completer, str] = {recipe: "recipe", runs: "run", overrides: "overrides"}
 
@@ -47,7 +49,7 @@ def tab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 def test_verbs_are_offered_by_their_beginning(tab: Tab) -> None:
     assert tab("shardyard ") == [f"plain,{verb}" for verb in _VERBS]
-    assert tab("shardyard re") == ["plain,resume", "plain,report"]
+    assert tab("shardyard re") == [f"plain,{verb}" for verb in _VERBS if verb.startswith("re")]
     assert tab("shardyard --ver") == ["plain,--version"]
 
 
@@ -62,14 +64,14 @@ def test_a_setting_is_offered_up_to_its_next_dot_and_then_its_values(tab: Tab) -
 @pytest.mark.parametrize(
     ("word", "offered"),
     [
-        ("optim.name=", [*OPTIMIZERS]),
-        ("optim.name=ad", ["adamw"]),
+        ("optim.name=", list(OPTIMIZERS)),
+        ("optim.name=adamw", [name for name in OPTIMIZERS if name.startswith("adamw")]),
         ("precision.compute=b", ["bf16"]),
         ("optim.nesterov=", ["true", "false"]),
         ("data.bos=", ["true", "false", "auto"]),
-        ("model.preset=llama2-1", ["llama2-13b"]),
+        ("model.preset=llama2-", [name for name in PRESETS if name.startswith("llama2-")]),
         ("task.name=mask", ["masked_lm"]),
-        ("cluster.instance=p5.", ["p5.4xlarge", "p5.48xlarge"]),
+        ("cluster.instance=p5.", [name for name in instance_names() if name.startswith("p5.")]),
         ("parallel.strategy=FULL", ["FULL_SHARD"]),
         ("data.source=py", ["python-stdlib"]),
         ("data.source=di", ["digits"]),
@@ -109,7 +111,7 @@ def test_recipe_files_and_folders_are_offered_before_settings(tab: Tab, tmp_path
         ("prepare --on aws", "plain,aws-batch"),
         ("resume x --yes optim.na", "part,optim.name="),
         ("plan --json optim.na", "part,optim.name="),
-        ("config --json optim.name=lam", "plain,lamb"),
+        ("config --json precision.compute=b", "plain,bf16"),
         ("init --model qwen3-moe", "plain,qwen3-moe-tiny"),
         ("init --data py", "plain,python-stdlib"),
         ("init --where sl", "plain,slurm"),

@@ -85,16 +85,20 @@ def test_what_is_not_there_is_told_where_nodes_see_this_machine(tmp_path: Path) 
         assert str(said).startswith(f"data.source={absent}: nothing is there on this machine")
 
 
+def launcher(name: str) -> Launcher:
+    found: Launcher = launcher_named(name)
+    return found
+
+
 def seen_by(name: str, *overrides: str) -> NodePaths:
-    launcher: Launcher = launcher_named(name)
-    return launcher.node_paths(recipe(*overrides))
+    return launcher(name).node_paths(recipe(*overrides))
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_every_launcher_says_what_its_nodes_see(name: str) -> None:
     sight = seen_by(name, VOLUMES, "launch.image_paths=[/opt/data]")
     assert sight.launcher == name
-    assert sight.shares_filesystem == (name in ("local", "slurm"))
+    assert sight.shares_filesystem == launcher(name).capabilities.shares_folder
     volumes = () if sight.shares_filesystem else ("/runs", "/data/")
     assert sight.folders == (*volumes, "/opt/data")
 
