@@ -66,6 +66,8 @@ def test_pages_are_written_where_matplotlib_never_was(tmp_path: Path) -> None:
             "--offers", f"--page={page}")  # fmt: skip
     code = (
         "import sys; sys.modules['matplotlib'] = None; from shardyard.cli import main; "
+        "from shardyard.planner import instance_search; "
+        "instance_search.instance_names = lambda: ('p5.48xlarge', 'p4d.24xlarge'); "
         f"sys.exit(main(['report', {str(run.path)!r}]) or main({plan!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -255,8 +255,10 @@ def test_offers_need_a_length(recipe: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.heavy
 def test_a_deadline_gets_an_instance_and_the_settings_that_keep_it(
-    recipe: str, capsys: pytest.CaptureFixture[str]
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    types = ("p5.48xlarge", "p4d.24xlarge", "g6e.48xlarge")
+    monkeypatch.setattr(instance_search, "instance_names", lambda: types)
     length = "run.tokens=2000000000"
     assert main(["plan", recipe, length, "--deadline", "6h", "--layouts", "0"]) == 0
     text = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,17 @@ def test_the_linter_refuses_a_wrong_stack() -> None:
 
 
 def lint(template: dict[str, Any]) -> list[str]:
+    return list(lint_text(json.dumps(template)))
+
+
+@cache
+def lint_text(template: str) -> tuple[str, ...]:
+    """What is wrong with it; parts that many clusters have alike are looked at once."""
     from cfnlint.api import ManualArgs
     from cfnlint.api import lint as run
 
-    found = run(json.dumps(template), config=ManualArgs(regions=["us-east-1"]))
-    return [str(problem) for problem in found if not problem.rule.id.startswith("I")]
+    found = run(template, config=ManualArgs(regions=["us-east-1"]))
+    return tuple(str(problem) for problem in found if not problem.rule.id.startswith("I"))
 
 
 @pytest.mark.parametrize("case", ["p4de-reservation", "p5-32-efa"])
