@@ -126,6 +126,7 @@ def is_folder(name: str) -> bool:
     return (SRC / name.replace(".", "/") / "__init__.py").is_file()
 
 
+@cache
 def inner_packages(path: Path) -> set[str]:
     """Rooms that a module imports from; of ``from shardyard.io import files``, io.files only."""
     nodes = ast.walk(tree_of(path))
@@ -142,6 +143,7 @@ def inner_packages(path: Path) -> set[str]:
     return {room_of(name[1:]) for name in parts if name[0] == "shardyard" and len(name) > 1}
 
 
+@cache
 def outer_packages(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(ast.walk(tree_of(path)))}
 

@@ -87,6 +87,8 @@ def private_uses(
     source: str, ours: Collection[str] = (), inherited: Collection[str] = ()
 ) -> Iterator[tuple[int, str]]:
     """Lines and texts of what a module uses that is neither its own nor promised to it."""
+    if not any(engine in source for engine in ENGINES):
+        return
     tree = ast.parse(source)
     if not any(name.split(".")[0] in ENGINES for name in imported(tree)):
         return
