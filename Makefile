@@ -1,5 +1,6 @@
 # make demo   train a small sharded model on this machine's own Python files, and look at it
 # make test   lint, types, and the quick part of every package: what a change should pass first
+# make test-quick   the tests of that alone
 # make test-fast   the tests that start no process and take at most half a second each
 # make test-system   launchers, schedulers, containers, whole runs, and more layouts
 # make kubernetes   a real Kubernetes control plane from Debian's sources, into ~/.cache/shardyard-tests
@@ -14,7 +15,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-system kubernetes test-kubernetes test-all test-versions test-oldest system-packages durations lint types bench docs site clean
+.PHONY: demo test test-quick test-fast test-system kubernetes test-kubernetes test-all test-versions test-oldest system-packages durations lint types bench docs site clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -30,7 +31,11 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest --account -rs
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-test: lint types
+# Types beside the tests: each leaves the other's waiting times a processor.
+test: lint
+	$(MAKE) --no-print-directory -j 2 types test-quick
+
+test-quick: .venv/installed-dev
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not system and not slow and not gpu"
 
 test-fast: .venv/installed-dev

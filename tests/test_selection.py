@@ -76,10 +76,12 @@ def _selections(makefile: Path) -> dict[str, str]:
 
 
 def test_test_and_test_system_take_every_kind_but_two_and_none_twice() -> None:
-    chosen = _selections(Path(__file__).parents[1] / "Makefile")
+    makefile = Path(__file__).parents[1] / "Makefile"
+    assert re.search(r"^test: lint\n\t.* types test-quick$", makefile.read_text(), re.M)
+    chosen = _selections(makefile)
     takes = {target: _taken(chosen[target]) for target in chosen}
-    assert takes["test"] | takes["test-system"] == {FAST, *KINDS} - {"slow", "gpu"}
-    assert not takes["test"] & takes["test-system"]
+    assert takes["test-quick"] | takes["test-system"] == {FAST, *KINDS} - {"slow", "gpu"}
+    assert not takes["test-quick"] & takes["test-system"]
     assert takes["test-fast"] == {FAST} and takes["test-all"] == {FAST, *KINDS} - {"gpu"}
 
 
