@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.telemetry.host import Throttled
 from tests.mounts import needs_root
 
@@ -123,7 +123,7 @@ def group() -> Iterator[Path]:
 BUSY = """
 import os, sys, time
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.telemetry.host import Throttled
 assert usable_cores() == 1
 limit = Throttled()
@@ -154,4 +154,4 @@ def test_nothing_else_asks_the_machine_how_many_cores_there_are() -> None:
         if re.search(r"sched_getaffinity|cpu_count", path.read_text())
     }
     told = "telemetry/__main__.py"  # says how many the node has, beside the limit
-    assert asking == {"cpu_quota.py", told}
+    assert asking == {"control_groups.py", told}

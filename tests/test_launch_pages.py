@@ -21,8 +21,8 @@ import yaml
 from shardyard.cli import main
 from shardyard.cluster.batch.queue import launch_settings
 from shardyard.cluster.clients import World
+from shardyard.cluster.create import kubernetes_settings
 from shardyard.cluster.fsx import FileSystemOutputs
-from shardyard.cluster.launch_recipe import kubernetes_settings
 from shardyard.cluster.spec import ClusterSpec
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.config.paths import check_mounted_paths

@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
-    {"units", "io", "io.sanitize", "log", "io.polling", "remarks", "ending_signals"},
+    {"units", "io", "io.sanitize", "log", "io.polling", "ending_signals"},
     {"errors"},
     {
         "io.yaml",
@@ -25,13 +25,13 @@ BASE_ROWS = [
         "git",
         "io.aws",
         "plugins",
-        "python_program",
+        "command_lines",
         "file_faults",
         "control_groups",
         "network_interface",
         "foreign_variables",
     },
-    {"hardware", "io.digests", "cpu_quota", "families", "memory_limit", "set_up", "given_file"},
+    {"hardware", "io.digests", "families", "set_up", "given_file"},
     {"config"},
     {"rundir"},
     {"telemetry.health"},
@@ -300,14 +300,14 @@ def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators
 
 
 FOUNDATION = {"errors", "io", "io.digests", "io.files", "io.polling", "io.sanitize", "log"} | {
-    "control_groups", "cpu_quota", "memory_limit", "plugins", "torch_private", "units",
+    "control_groups", "plugins", "torch_private", "units",
 }  # fmt: skip
 TRAINS = {"checkpoint", "config", "data", "families", "models", "parallel", "rundir"} | {
     "tasks", "train",
 }  # fmt: skip
 REACHED = {
     "train/loop.py": FOUNDATION | TRAINS | {"observe"},
-    "library/__init__.py": FOUNDATION | TRAINS | {"library", "file_faults", "remarks"},
+    "library/__init__.py": FOUNDATION | TRAINS | {"library", "file_faults"},
 }
 """Packages that a module imports, lazily too, and what these import. Add one only with a reason:
 whoever changes the module has to know them. Better, hand the module what it needs."""

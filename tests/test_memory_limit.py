@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.memory_limit import (
+from shardyard.control_groups import (
     OutOfMemoryKills,
     machine_memory_bytes,
     memory_limit,

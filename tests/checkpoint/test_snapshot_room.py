@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.checkpoint.staging_protocol import MemoryProvider
-from shardyard.memory_limit import machine_memory_bytes
+from shardyard.control_groups import machine_memory_bytes
 from shardyard.train import snapshot_room
 from shardyard.train.hooks import no_memory
 from shardyard.train.snapshot_room import available_bytes, snapshot_memory_error

@@ -9,9 +9,8 @@ import pytest
 
 from shardyard.cluster.batch.queue import ALIVE
 from shardyard.cluster.clients import World, new_world, world_named
-from shardyard.cluster.create import make, node_report, scale
+from shardyard.cluster.create import make, node_report, scale, write_settings
 from shardyard.cluster.delete import Removed, remove
-from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.config.load import load_recipe

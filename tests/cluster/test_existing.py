@@ -14,10 +14,9 @@ from shardyard.cluster.clients import World, new_world, world_named
 from shardyard.cluster.create import make, node_report, scale
 from shardyard.cluster.delete import Removed, remove
 from shardyard.cluster.existing import existing_adoption
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.prices import hourly_costs
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.errors import AccessError, CapacityError, RecipeError, RequestError
 from tests.cluster.clients import TOLD, client_of, playing_aws

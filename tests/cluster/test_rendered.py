@@ -12,7 +12,6 @@ from jsonschema import Draft7Validator
 
 from shardyard.cli import main
 from shardyard.cluster.eksctl import render_cluster, render_nodes
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import (
     FileSystemOutputs,
     file_system_outputs,
@@ -21,7 +20,7 @@ from shardyard.cluster.fsx import (
     render_stack,
 )
 from shardyard.cluster.part_order import parts_of
-from shardyard.cluster.spec import ClusterSpec, Vpc
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec, Vpc
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.launchers.kubernetes.pod import pod_security
 from tests.launchers.kubernetes.schemas import check_builtin

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardyard import doctor
-from shardyard.cpu_quota import ProcessorLimit
+from shardyard.control_groups import MemoryLimit, ProcessorLimit
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import (
     check_address,
@@ -29,7 +29,6 @@ from shardyard.doctor.machine import (
 )
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
-from shardyard.memory_limit import MemoryLimit
 from shardyard.network_interface import loopback_interface
 
 MIB, GIB = 2**20, 2**30

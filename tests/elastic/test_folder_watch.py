@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardyard.elastic.folder_watch import FolderWatch
+from shardyard.elastic.agent import FolderWatch
 
 
 def test_a_file_is_missed_at_once_when_asked_though_others_lie_where_it_was(tmp_path: Path) -> None:

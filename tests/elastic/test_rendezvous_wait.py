@@ -2,7 +2,7 @@
 
 import re
 
-from shardyard.elastic.rendezvous_wait import RendezvousWait
+from shardyard.elastic.rendezvous.c10d import RendezvousWait
 
 
 def test_lines_come_at_growing_intervals_and_end_with_the_wait() -> None:

@@ -20,8 +20,7 @@ from shardyard.elastic.rendezvous.c10d import (
     build_rendezvous,
     serve_store,
 )
-from shardyard.elastic.seal import Seal, SealedStore, UntrustedValueError
-from shardyard.elastic.sealed_objects import seal_objects
+from shardyard.elastic.seal import Seal, SealedStore, UntrustedValueError, seal_objects
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir

@@ -16,8 +16,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard.elastic.agent_messages import LocalClockBackend
-from shardyard.elastic.rendezvous.c10d import Rendezvous, RendezvousConfig
-from shardyard.elastic.rendezvous_wait import RendezvousWait
+from shardyard.elastic.rendezvous.c10d import Rendezvous, RendezvousConfig, RendezvousWait
 from shardyard.elastic.seal import Seal
 from shardyard.torch_private import LONG_AGO
 

@@ -1,3 +1,5 @@
 """Checkpoints and snapshots: written, checked, loaded, exported."""
 
-import shardyard.remarks  # noqa: F401 - before libraries are imported
+from shardyard.log import quiet_libraries
+
+quiet_libraries()  # before libraries are imported

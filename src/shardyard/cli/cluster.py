@@ -21,7 +21,15 @@ from shardyard.cluster.api_access import access_warning
 from shardyard.cluster.batch.queue import jobs_of
 from shardyard.cluster.clients import World, check_same_account, new_world, world_named
 from shardyard.cluster.cost_report import Bill, Stage, bill_of, predicted_bill, requested_nodes
-from shardyard.cluster.create import make, node_report, nodes_part, scale, scale_act, warn_of_pods
+from shardyard.cluster.create import (
+    make,
+    node_report,
+    nodes_part,
+    scale,
+    scale_act,
+    warn_of_pods,
+    write_settings,
+)
 from shardyard.cluster.delete import (
     Preview,
     Removed,
@@ -31,13 +39,11 @@ from shardyard.cluster.delete import (
     remove,
 )
 from shardyard.cluster.existing import Requirement, existing_adoption, survey
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import as_json as as_json_text
-from shardyard.cluster.launch_recipe import write_settings
 from shardyard.cluster.live_prices import ask_prices, price_query, rate_for
 from shardyard.cluster.part_order import parts_of, plane_of
 from shardyard.cluster.prices import Cost, hourly_costs
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.cluster.spec_file import read_cluster_spec
 from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RequestError

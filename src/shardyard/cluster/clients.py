@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.errors import AccessError, CapacityError, JsonFileError, RequestError, ShardyardError
 from shardyard.io.aws import (
     UncertainError,

@@ -1,23 +1,36 @@
-"""Creation of a cluster, scaling of its nodes, and the pods that a smaller one would end."""
+"""Creation of a cluster, scaling of its nodes, and the settings that launch a recipe on it.
+
+Scaling down first names the pods that a smaller cluster would end.
+"""
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from shardyard.cluster.batch import queue
-from shardyard.cluster.batch.queue import check_preflight
-from shardyard.cluster.clients import Act, World, check_same_account, kubectl_json, program
+from shardyard.cluster.batch.environment import file_system_of
+from shardyard.cluster.batch.queue import block_ends, check_preflight, launch_settings
+from shardyard.cluster.batch.stack import SHARED, stack_name
+from shardyard.cluster.clients import (
+    Act,
+    World,
+    check_same_account,
+    context_of,
+    kubectl_json,
+    program,
+)
 from shardyard.cluster.cost_report import NODE_COUNT, requested_nodes
 from shardyard.cluster.eksctl import GROUP, NAME_TAG
 from shardyard.cluster.existing_resources import AddedClaim
-from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.part import ClusterPart, State
+from shardyard.cluster.part import ClusterPart, State, stack_outputs
 from shardyard.cluster.part_order import parts_of
 from shardyard.cluster.prices import ACCELERATORS, BATCH_ENVIRONMENT
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.hardware import nvidia
 from shardyard.io.polling import wait_for
+from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.launchers.kubernetes.resources import EFA, device_resource
 from shardyard.launchers.ledger import Ledger
 from shardyard.log import info, warn
@@ -309,3 +322,40 @@ def scale(
     if not is_more:
         world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
     info(f"{nodes} nodes are ready after {time.monotonic() - started:.0f} s")
+
+
+def write_settings(world: World) -> Path:
+    """Write the settings that launch a recipe on the cluster, as a file to give next to it.
+
+    Raises:
+        ShardyardError: A stack is gone, or AWS does not say when the capacity block ends.
+    """
+    spec = world.spec
+    if spec.kind == "batch":
+        outputs = stack_outputs(world, stack_name(spec))
+        settings = launch_settings(world, outputs, file_system_of(world))
+    else:
+        settings = kubernetes_settings(world)
+    path = world.folder / "launch.yaml"
+    path.write_text(to_yaml((settings,)), encoding="utf-8")
+    return path
+
+
+def kubernetes_settings(world: World) -> dict[str, Any]:
+    """Context, namespace, claim and machines of an EKS cluster, as a part of a recipe."""
+    spec = world.spec
+    place = {"namespace": spec.storage.namespace}
+    if context := context_of(world):
+        place["context"] = context
+    launch: dict[str, Any] = {"kubernetes": place}
+    if spec.storage.kind != "none":
+        volume = {"path": SHARED, "claim": spec.storage.claim}
+        launch |= {"run_dir": f"{SHARED}/runs", "volumes": [volume]}
+    cluster: dict[str, Any] = {}
+    if spec.nodes.instance is not None:
+        cluster["instance"] = spec.nodes.instance
+        if spec.capacity.kind != "on-demand":  # on-demand nodes of others may have no label of it
+            cluster["capacity"] = spec.nodes.capacity
+        if spec.capacity.kind == "block":
+            cluster["block_ends"] = block_ends(world)
+    return {"cluster": cluster, "launch": launch} if cluster else {"launch": launch}

@@ -8,8 +8,7 @@ import json
 from typing import Any
 
 from shardyard.cluster.api_access import for_eksctl
-from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.launchers.kubernetes.policies import RESERVATION
 
 API_VERSION = "eksctl.io/v1alpha5"

@@ -19,9 +19,8 @@ from shardyard.cluster.existing_resources import (
     FsxDriver,
     GpuPlugin,
 )
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.resources import FileSystem
-from shardyard.cluster.spec import ClusterSpec, Vpc
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec, Vpc
 from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX

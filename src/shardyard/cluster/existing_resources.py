@@ -6,7 +6,6 @@ from typing import Any
 
 from shardyard.cluster.clients import Act, World, account_of, kubectl_json, program
 from shardyard.cluster.eksctl import GROUP, NAME_TAG, OWNER_TAG, tags_of
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import volume_name
 from shardyard.cluster.part import ClusterPart, State, check_owner
 from shardyard.cluster.resources import (
@@ -17,7 +16,7 @@ from shardyard.cluster.resources import (
     install_act,
     uninstall_act,
 )
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.errors import AccessError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
 from shardyard.launchers.kubernetes.resources import EFA

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardyard.cluster.eksctl import tags_of
-from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.image.dockerfile import USER_ID
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))

@@ -14,9 +14,8 @@ from typing import Any
 from shardyard.cluster.batch.stack import environments, log_group, stack_name
 from shardyard.cluster.clients import World
 from shardyard.cluster.eksctl import NAME_TAG, OWNER_TAG
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.prices import CONTROL_PLANE_USD_PER_HOUR, NAT_USD_PER_HOUR, fsx_usd_per_month
-from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, ClusterSpec
+from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, AdoptedCluster, ClusterSpec
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.catalogue import instance
 from shardyard.launchers.ledger import UUID

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from shardyard.cluster.batch.environment import Environment, Network
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP
 from shardyard.cluster.existing_resources import ExistingCluster, added_parts, all_added
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.part import ClusterPart
 from shardyard.cluster.resources import (
     Claim,
@@ -15,7 +14,7 @@ from shardyard.cluster.resources import (
     FileSystem,
     NodeGroup,
 )
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 
 
 def parts_of(spec: ClusterSpec) -> list[ClusterPart]:

@@ -6,8 +6,7 @@ The price of an instance is that of ``hardware/catalogue.py``, by which runs are
 from dataclasses import dataclass
 
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP
-from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, ClusterSpec
+from shardyard.cluster.spec import SYSTEM_USD_PER_HOUR, AdoptedCluster, ClusterSpec
 from shardyard.hardware.catalogue import Rate, rate_of
 
 HOURS_A_MONTH = 730.0

@@ -1,4 +1,4 @@
-"""Parts of an EKS cluster, and the file system of every kind of cluster."""
+"""Parts of an EKS cluster, and the file system of every kind of cluster with its exports."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +10,6 @@ from shardyard.cluster.eksctl import (
     render_cluster,
     render_nodes,
 )
-from shardyard.cluster.existing_spec import AdoptedCluster
 from shardyard.cluster.fsx import (
     FileSystemOutputs,
     as_json,
@@ -22,14 +21,14 @@ from shardyard.cluster.fsx import (
     stack_name,
     volume_name,
 )
-from shardyard.cluster.fsx_exports import running_exports
-from shardyard.cluster.orphans import details_of_network
+from shardyard.cluster.orphans import details_of_network, listed_of
 from shardyard.cluster.part import ClusterPart, Stack, State, check_owner, stack_outputs
-from shardyard.cluster.spec import ClusterSpec
+from shardyard.cluster.spec import AdoptedCluster, ClusterSpec
 from shardyard.errors import ShardyardError
 from shardyard.launchers.kubernetes.objects import to_yaml
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
 from shardyard.launchers.kubernetes.resources import EFA
+from shardyard.log import warn
 
 
 class ControlPlane(Stack):
@@ -326,3 +325,53 @@ def _write(world: World, name: str, text: str) -> str:
     path = world.folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+_RUNNING = frozenset({"PENDING", "EXECUTING", "CANCELING"})
+"""States of a data repository task that is not over; tasks end with the file system.
+
+Source: FSx, DataRepositoryTask.
+"""
+
+
+def running_exports(world: World) -> str:
+    """Describe export tasks that are not over; empty: none.
+
+    A failed one is reported and not waited for: what it was to write stays where it is.
+
+    Raises:
+        ShardyardError: FSx does not list them.
+    """
+    systems = {str(one["FileSystemId"]) for one in listed_of(world, "FSx file system")}
+    if not systems:
+        return ""
+    asked = ("fsx", "describe_data_repository_tasks", "DataRepositoryTasks")
+    tasks = [
+        task
+        for task in world.listed(*asked)
+        if task["FileSystemId"] in systems and task["Type"] == "EXPORT_TO_REPOSITORY"
+    ]
+    running = [f"{task['TaskId']} is {task['Lifecycle']}" for task in tasks if _is_running(task)]
+    if not running:
+        _warn_failed(tasks)
+    return f"exports into its bucket: {', '.join(running)}" if running else ""
+
+
+def _is_running(task: dict[str, Any]) -> bool:
+    return task["Lifecycle"] in _RUNNING
+
+
+def _warn_failed(tasks: list[dict[str, Any]]) -> None:
+    """Warn if the newest task of a file system failed."""
+    latest: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        known = latest.get(task["FileSystemId"])
+        if known is None or task["CreationTime"] > known["CreationTime"]:
+            latest[task["FileSystemId"]] = task
+    for task in latest.values():
+        if task["Lifecycle"] == "FAILED":
+            why = task.get("FailureDetails", {}).get("Message", "FSx gives no reason")
+            warn(
+                f"the last export of {task['FileSystemId']}, {task['TaskId']}, failed: {why}. What "
+                "it was to write into the bucket goes with the file system"
+            )

@@ -1,4 +1,4 @@
-"""Cluster to be made in an AWS account, as its file describes it.
+"""Cluster in an AWS account: one to be made, as its file describes it, or an adopted one.
 
     name: trainers
     region: us-east-1
@@ -9,7 +9,9 @@
     storage: {kind: fsx, size_gib: 4800, bucket: s3://my-data/imagenet}
 
 With ``kind: batch``, it is a queue of AWS Batch with all that it needs.
-``cluster/spec_file.py`` reads and checks it.
+``cluster/spec_file.py`` reads and checks it. For an adopted cluster, the list of additions is
+settled once, before anything is made, and kept. A killed call continues by it, as a cluster to
+which half was added lacks only the other half.
 """
 
 from dataclasses import dataclass
@@ -165,3 +167,18 @@ class Capacity:
     kind: str
     """``on-demand``, ``spot``, ``reservation`` or ``block``."""
     reservation: str | None
+
+
+class AdoptedCluster(ClusterSpec):
+    """A description whose network and version are those of the cluster."""
+
+    arn: str
+    """ARN of the cluster: region, account and name."""
+    control_group: str
+    """Security group of its control plane."""
+    node_group: str
+    """Security group that EKS made for control plane and nodes."""
+    adds: Annotated[tuple[str, ...], Field(strict=False)]
+    """Kinds of the parts that are added, in the order in which they are made."""
+    asked: ClusterSpec
+    """Description as the user wrote it."""

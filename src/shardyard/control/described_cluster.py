@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardyard.cluster.clients import spec_file, world_at
-from shardyard.cluster.existing_spec import AdoptedCluster
-from shardyard.cluster.spec import LARGEST_GROUP, ClusterSpec
+from shardyard.cluster.spec import LARGEST_GROUP, AdoptedCluster, ClusterSpec
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.launchers.base import LaunchRequest, SideJob

@@ -13,7 +13,7 @@ from shardyard.config.load import Source
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.control.request import Request
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import probe
 from shardyard.launchers.base import Launcher

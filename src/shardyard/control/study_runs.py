@@ -23,7 +23,7 @@ from shardyard.control.study import (
     planned_row,
 )
 from shardyard.control.submission import Launchers, Proposal, refusals
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.errors import JsonFileError, RequestError, ShardyardError
 from shardyard.io.files import (
     FILE_MODE,

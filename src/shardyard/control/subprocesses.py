@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from shardyard.command_lines import python_program
+from shardyard.control_groups import memory_limit
 from shardyard.ending_signals import is_hang_up_ignored
 from shardyard.errors import (
     EXIT_DRAINED,
@@ -20,8 +22,6 @@ from shardyard.errors import (
     ShardyardError,
 )
 from shardyard.io.files import parse_json
-from shardyard.memory_limit import memory_limit
-from shardyard.python_program import python_program
 
 _ERRORS: dict[int, type[ShardyardError]] = {
     error.exit_code: error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.sources import is_remote
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.shards import MANIFEST
 from shardyard.errors import DataError

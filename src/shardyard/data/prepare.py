@@ -29,7 +29,7 @@ from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import imported
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.content_cache import find_equal, record_sources
 from shardyard.data.formats import SECTION_BYTES, format_named

@@ -22,14 +22,13 @@ from shardyard.config.versions import (
     installed_version,
     wheels_for_older,
 )
-from shardyard.cpu_quota import processor_limit
+from shardyard.control_groups import MemoryLimit, memory_limit, processor_limit
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import check_disk, check_locks
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine, probe
-from shardyard.memory_limit import MemoryLimit, memory_limit
 from shardyard.network_interface import VARIABLE, host_name_problem, problem_of
 from shardyard.units import format_bytes
 

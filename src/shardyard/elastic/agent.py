@@ -1,9 +1,12 @@
 """The agent of one node: from a run folder to an answer, without leftover processes.
 
 The main thread waits for signals; torch's agent runs in a second thread. In the main one it
-would take the signals over and kill workers that should drain.
+would take the signals over and kill workers that should drain. A third thread watches for a run
+folder that is removed, renamed or unmounted. No other check would notice: open files stay writable,
+so steps continue until one cannot be saved.
 """
 
+import errno
 import os
 import shlex
 import sys
@@ -31,7 +34,6 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.elastic.agent_messages import Node
 from shardyard.elastic.device_watch import Findings
 from shardyard.elastic.drain import DrainRequest
-from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.node_exclusion import NodeExcluded, wait_for_end, was_excluded
@@ -39,6 +41,7 @@ from shardyard.elastic.peer_snapshots import PeerReplication
 from shardyard.elastic.rendezvous.c10d import (
     Rendezvous,
     RendezvousConfig,
+    RendezvousWait,
     build_rendezvous,
     parse_endpoint,
     sever,
@@ -46,7 +49,6 @@ from shardyard.elastic.rendezvous.c10d import (
 )
 from shardyard.elastic.rendezvous.etcd import etcd_rendezvous
 from shardyard.elastic.rendezvous.store_failover import StoreFailover
-from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal
 from shardyard.elastic.shared_memory import AgentMemory
 from shardyard.elastic.worker import failure_path
@@ -517,3 +519,41 @@ def _remove_blank_failures(run: RunDir, attempt: int) -> None:
         with suppress(OSError):
             if not path.read_text(encoding="utf-8").strip():
                 path.unlink()
+
+
+_LOOK_EVERY_S = 1.0
+_LOOKS = 2
+"""In a row: storage that others share may hide a file for a moment."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+
+class FolderWatch:
+    """Checks for one file now and then, in a thread, so that hanging storage blocks only that."""
+
+    def __init__(self, file: Path) -> None:
+        """Begin to watch a file that is there as long as its folder is."""
+        self._file = file
+        self._is_over = threading.Event()
+        self.is_gone = False
+        threading.Thread(target=self._watch, name="folder-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def is_missing(self) -> bool:
+        """Look now: what failed for want of the folder may have ended before it was missed."""
+        return not _is_present(self._file)
+
+    def _watch(self) -> None:
+        missed = 0
+        while not (self.is_gone or self._is_over.wait(_LOOK_EVERY_S)):
+            missed = 0 if _is_present(self._file) else missed + 1
+            self.is_gone = missed >= _LOOKS
+
+
+def _is_present(file: Path) -> bool:
+    try:
+        file.stat()
+    except OSError as error:  # others may pass, or the next write reports them
+        return error.errno not in _GONE
+    return True

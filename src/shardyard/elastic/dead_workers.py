@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from shardyard.control_groups import OutOfMemoryKills
 from shardyard.elastic import forkserver
 from shardyard.elastic.heartbeat import read_heartbeats
 from shardyard.elastic.restart_budget import durable_step, last_finished_step, steps_done
@@ -15,7 +16,6 @@ from shardyard.elastic.worker_failures import (
     describe_dead,
     host_memory_loss,
 )
-from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.rundir.layout import RunDir
 
 

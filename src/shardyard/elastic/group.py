@@ -23,10 +23,10 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from shardyard import torch_private
+from shardyard.control_groups import OutOfMemoryKills
 from shardyard.elastic.agent_messages import AgentMessages, Node
 from shardyard.elastic.dead_workers import Generation
 from shardyard.elastic.device_watch import DeviceWatch, Findings
-from shardyard.elastic.devshm_errors import translate_semaphore_errors
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, Hang, HangWatch
@@ -42,7 +42,7 @@ from shardyard.elastic.peer_snapshots import PeerReplication, RingPosition
 from shardyard.elastic.processes import ProcessesAgent, standby_pool_of
 from shardyard.elastic.rendezvous.c10d import Rendezvous
 from shardyard.elastic.restart_budget import RestartBudget, durable_step, earlier_failures
-from shardyard.elastic.shared_memory import AgentMemory
+from shardyard.elastic.shared_memory import AgentMemory, translate_semaphore_errors
 from shardyard.elastic.slowdown import SlowdownWatch
 from shardyard.elastic.worker_failures import (
     Loss,
@@ -54,7 +54,6 @@ from shardyard.elastic.worker_failures import (
 )
 from shardyard.errors import StorageError
 from shardyard.io.polling import wait_for
-from shardyard.memory_limit import OutOfMemoryKills
 from shardyard.network_interface import address_of_node, worker_variables
 from shardyard.rundir.attempt_files import StoreLocation
 from shardyard.rundir.jsonl import EventWriter

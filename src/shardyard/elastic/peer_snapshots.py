@@ -33,10 +33,10 @@ from shardyard.checkpoint.snapshots.slot import (
 )
 from shardyard.config.formulas import ELSEWHERE, SENT, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
+from shardyard.control_groups import usable_memory_bytes
 from shardyard.elastic.agent_messages import AgentMessages
 from shardyard.elastic.seal import Seal
 from shardyard.elastic.shared_memory import AgentMemory
-from shardyard.memory_limit import usable_memory_bytes
 from shardyard.network_interface import address_towards, reachable_address
 from shardyard.units import format_bytes
 

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
-from shardyard.elastic.devshm_errors import translate_semaphore_errors
+from shardyard.elastic.shared_memory import translate_semaphore_errors
 from shardyard.elastic.standby import StandbyPool
 from shardyard.io.polling import wait_for
 

@@ -1,16 +1,21 @@
-"""Values that only the nodes of an attempt can write, kept where others may write too.
+"""Seal of an attempt on values of its store and on objects that its ranks send each other.
 
-torch's store has no password, and an etcd is shared by many. So each value carries an HMAC-SHA256
-of its name and content under the secret of the attempt. A value without it is never used.
+torch's store has no password, an etcd is shared by many, and torch sends objects as pickles over
+connections that ask for no password. So each value and object carries an HMAC-SHA256 of its name
+and content under the secret of the attempt. One without it is never used, so whoever gets between
+two ranks runs no code in them.
 """
 
 import hmac
+import pickle
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # built in C++
 
 from shardyard.errors import AccessError
+from shardyard.torch_private import set_object_pickler
 
 
 class UntrustedValueError(AccessError):
@@ -110,3 +115,31 @@ class SealedStore:
     def _sealed(self, key: str, value: str | bytes) -> str:
         content = value.encode() if isinstance(value, str) else value
         return self._seal.sealed(self._name(key), content).decode()
+
+
+_NAME = "object of a rank"
+
+
+class _Pickler:
+    """Writes one sealed pickle."""
+
+    def __init__(self, seal: Seal, file: BinaryIO) -> None:
+        self._seal, self._file = seal, file
+
+    def dump(self, content: Any) -> None:
+        self._file.write(self._seal.sealed(_NAME, pickle.dumps(content)))
+
+
+class _Unpickler:
+    """Reader of exactly one sealed pickle."""
+
+    def __init__(self, seal: Seal, file: BinaryIO) -> None:
+        self._seal, self._file = seal, file
+
+    def load(self) -> Any:
+        return pickle.loads(self._seal.opened(_NAME, self._file.read()))
+
+
+def seal_objects(seal: Seal) -> None:
+    """Have this process send and read objects sealed, in every collective."""
+    set_object_pickler(partial(_Pickler, seal), partial(_Unpickler, seal))

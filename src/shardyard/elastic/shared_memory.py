@@ -1,14 +1,22 @@
-"""Memory of a node's agent that its workers map: it outlives them and has no name.
+"""Memory that a node's agent and workers share, and the error when /dev/shm has no room.
 
-It is a file without a folder entry (memfd). Workers open it through the agent's open files in
-/proc, so nothing is left in /dev/shm, however either side ends. It exists only on Linux.
+The agent's memory outlives its workers and has no name. It is a file without a folder entry
+(memfd). Workers open it through the agent's open files in /proc, so nothing is left in /dev/shm,
+however either side ends. It exists only on Linux. Semaphores of multiprocessing do need /dev/shm.
 """
 
+import errno
 import mmap
+import multiprocessing.synchronize
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from shardyard.errors import StorageError
 
 NOTES = "notes"
 """Label of what each rank notes (`elastic/heartbeat.py`)."""
@@ -86,3 +94,30 @@ def attach(label: str, size_bytes: int | None = None) -> mmap.mmap | None:
 
 def _variable(label: str) -> str:
     return _VARIABLE + label.upper()
+
+
+@contextmanager
+def translate_semaphore_errors() -> Iterator[None]:
+    """Turn the system's rejection of a semaphore inside the block into words.
+
+    Raises:
+        StorageError: It rejected one.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not _is_of_a_semaphore(error):
+            raise
+        is_full = error.errno == errno.ENOSPC
+        raise StorageError(
+            f"/dev/shm {'is full' if is_full else f'cannot be used: {error.strerror}'}. The "
+            "processes of a node share semaphores and memory there. Remove what others left in it "
+            "(`ls -l /dev/shm`, `df -h /dev/shm`), or give it more room: `docker run "
+            "--shm-size=8g`, or in a pod an emptyDir with `medium: Memory` mounted there."
+        ) from error
+
+
+def _is_of_a_semaphore(error: OSError) -> bool:
+    """Whether it was raised where multiprocessing makes one; the error itself names no file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename == multiprocessing.synchronize.__file__

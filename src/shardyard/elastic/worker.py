@@ -24,15 +24,13 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.cpu_quota import usable_cores
-from shardyard.elastic.devshm_errors import translate_semaphore_errors
+from shardyard.control_groups import usable_cores
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.heartbeat import own_heartbeat
 from shardyard.elastic.process_inspection import dump_on_signal
 from shardyard.elastic.rendezvous.c10d import worker_store
-from shardyard.elastic.seal import Seal
-from shardyard.elastic.sealed_objects import seal_objects
-from shardyard.elastic.shared_memory import attach
+from shardyard.elastic.seal import Seal, seal_objects
+from shardyard.elastic.shared_memory import attach, translate_semaphore_errors
 from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
 from shardyard.io.files import make_folder, read_json_object
 from shardyard.parallel.device import process_group_backend, select_device

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shardyard.command_lines import python_program, word
 from shardyard.config.machines import reject_capacity_settings
 from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
@@ -59,8 +60,6 @@ from shardyard.launchers.local_job import (
     supervisor_of,
 )
 from shardyard.launchers.log_files import read_logs
-from shardyard.launchers.shell_quoting import word
-from shardyard.python_program import python_program
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
 from shardyard.io.files import read_json_object, write_json
 from shardyard.rundir.contracts import hosts_of

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from shardyard.config.schema.recipe import Recipe
+from shardyard.control_groups import usable_memory_bytes
 from shardyard.errors import RecipeError, RequestError
 from shardyard.library.clipping import replace_clip_grad_norm
 from shardyard.library.custom_script import check_custom_script, shard_custom_script
@@ -35,7 +36,6 @@ from shardyard.library.replicated import replicate
 from shardyard.library.sharded_tensors import guard_sharded_tensors, place_state
 from shardyard.library.step import ExactMean
 from shardyard.log import info, warn
-from shardyard.memory_limit import usable_memory_bytes
 from shardyard.parallel.apply import shard_script
 from shardyard.parallel.custom_module import (
     blocks_named,

@@ -15,8 +15,9 @@ from typing import Any
 
 from shardyard.bench import nccl_table
 from shardyard.bench.nccl_table import CollectiveTiming
+from shardyard.command_lines import python_program
 from shardyard.config.schema.recipe import Recipe
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.network_counters import busiest
 from shardyard.io.polling import poll_in_background, wait_for
@@ -30,7 +31,6 @@ from shardyard.node.network_check import (
     network_in,
     write_network_event,
 )
-from shardyard.python_program import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import (
     NetworkBench,

@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import memory_limit, usable_cores, usable_memory_bytes
 from shardyard.errors import RequestError
-from shardyard.memory_limit import memory_limit, usable_memory_bytes
 
 _HAS_COLLECTIVES = {"hpu": "habana_frameworks.torch.distributed.hccl"}
 """Kind -> the vendor's module that tells torch of its process groups when it is imported."""

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.cpu_quota import processor_limit
+from shardyard.control_groups import processor_limit
 from shardyard.hardware.network_counters import LOOPBACK, efa_sent_bytes, moved_bytes
 
 # How often this node's part of the run has used up its limit of processor time.

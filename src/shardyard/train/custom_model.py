@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from shardyard.command_lines import add_current_folder_to_path
 from shardyard.config.rules.custom_module import needs_mask
 from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.recipe import Recipe
@@ -30,7 +31,6 @@ from shardyard.parallel.ddp import is_replicated
 from shardyard.parallel.loss import VocabLoss
 from shardyard.parallel.low_precision import DTYPES
 from shardyard.parallel.mesh import Mesh
-from shardyard.python_program import add_current_folder_to_path
 from shardyard.tasks.custom import CustomComputation, Loss
 
 _ROUNDING = 1e-4

@@ -17,7 +17,7 @@ from shardyard.checkpoint.snapshots.slot_writer import SlotLayout
 from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.config.formulas import SLOTS_FOR_NEIGHBOUR, peer_labels, slot_labels
 from shardyard.config.schema.recipe import Recipe
-from shardyard.memory_limit import machine_memory_bytes, memory_limit
+from shardyard.control_groups import machine_memory_bytes, memory_limit
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.units import format_bytes
 

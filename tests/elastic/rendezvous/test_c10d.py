@@ -14,6 +14,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] 
 from shardyard.elastic.rendezvous.c10d import (
     Rendezvous,
     RendezvousConfig,
+    RendezvousWait,
     _listener,
     build_rendezvous,
     connect_store,
@@ -21,7 +22,6 @@ from shardyard.elastic.rendezvous.c10d import (
     sever,
     wait_for_all,
 )
-from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal
 from shardyard.io.polling import wait_for
 

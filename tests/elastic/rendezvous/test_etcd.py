@@ -13,10 +13,9 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
 from shardyard.config.endpoints import EtcdEndpoint
-from shardyard.elastic.rendezvous.c10d import RendezvousConfig, others
+from shardyard.elastic.rendezvous.c10d import RendezvousConfig, RendezvousWait, others
 from shardyard.elastic.rendezvous.etcd import EtcdRendezvous, etcd_rendezvous
 from shardyard.elastic.rendezvous.etcd_client import Etcd, EtcdSilentError, get, is_at, put
-from shardyard.elastic.rendezvous_wait import RendezvousWait
 from shardyard.elastic.seal import Seal
 from shardyard.errors import AccessError, LostNodeError, RequestError
 from shardyard.io.polling import wait_for

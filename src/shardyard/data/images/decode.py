@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import escape_text
 from shardyard.data.optional_imports import extra
 from shardyard.errors import SourceError

@@ -22,7 +22,7 @@ from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_remote
-from shardyard.cpu_quota import usable_cores
+from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.commit import commit
 from shardyard.data.images.image_iter import (

@@ -26,7 +26,6 @@ from shardyard.io.aws import (
 )
 from shardyard.launchers.aws_batch.checks import batch_checks
 from shardyard.launchers.aws_batch.logs import read_logs, stream_names
-from shardyard.launchers.aws_batch.ownership import is_owned
 from shardyard.launchers.aws_batch.queue import check_queue, container_of
 from shardyard.launchers.aws_batch.requests import (
     LOG_GROUP,
@@ -37,7 +36,7 @@ from shardyard.launchers.aws_batch.requests import (
     job_submission,
     warnings,
 )
-from shardyard.launchers.aws_batch.status import CANCEL_REASON, STATES, job_status
+from shardyard.launchers.aws_batch.status import CANCEL_REASON, STATES, is_owned, job_status
 from shardyard.launchers.base import (
     ORIGIN_DETAIL,
     Answer,

@@ -1,6 +1,6 @@
-"""Checks a cluster for a run before it costs; they change nothing.
+"""Checks a cluster, its claims and its API versions for a run before it costs.
 
-Nodes, claims and quotas are checked in files of their own.
+They change nothing. Nodes, policies and quotas are checked in files of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,9 @@ from functools import partial
 from shardyard.config.kubernetes_etcd import secret_name, service_name
 from shardyard.config.secrets import parse_references
 from shardyard.doctor.finding import Finding, gather
-from shardyard.errors import AccessError, ShardyardError
+from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api
-from shardyard.launchers.kubernetes.api_versions import OLDEST, trainjob_schema
 from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.kubernetes.node_checks import (
     check_image,
@@ -27,13 +26,15 @@ from shardyard.launchers.kubernetes.prerequisites import (
     FSX,
     FSX_DRIVER,
     Prerequisite,
+    install_command,
+    install_hint,
     install_instructions,
     needed,
 )
 from shardyard.launchers.kubernetes.quota_checks import check_quota
 from shardyard.launchers.kubernetes.refusals import ForbiddenError
 from shardyard.launchers.kubernetes.state import Object
-from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, has_content_of, runtime
+from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, Schema, has_content_of, runtime
 
 # Claims: each claim must exist, be shared, lie in a zone of the nodes and have its driver.
 
@@ -350,3 +351,56 @@ def _secrets(request: LaunchRequest, api: Api) -> Iterator[Finding]:
                 mend=f"kubectl --context {api.context} -n {api.namespace} create secret generic "
                 f"{reference.name} --from-file={reference.key}=/dev/stdin",
             )
+
+
+# Versions: a cluster would drop or reject fields and kinds of another one.
+
+OLDEST = {"jobset": (1, 28), "trainjob": (1, 31), "pytorchjob": (1, 28)}
+"""Kubernetes of each target. Sources: the pod index label, which logs are found by, is of 1.28;
+installation pages of Kubeflow Trainer (1.31) and of the training operator (1.28)."""
+
+
+def require_served(api: Api, kind: str) -> None:
+    """Raise unless the cluster serves a kind in the version that is rendered.
+
+    Raises:
+        RequestError: Its controller is missing, or of another version.
+    """
+    if api.serves(kind):
+        return
+    version = PLURALS[kind][0]
+    others = api.versions_of(kind)
+    if others:
+        raise RequestError(
+            f"context {api.context!r}: the cluster serves {kind} as {', '.join(others)}, not as "
+            f"{version}. Its controller is of another version, and is shared with whoever uses it. "
+            f"Have whoever keeps it replace it: {install_command(kind, api.context)}"
+        )
+    raise RequestError(
+        f"context {api.context!r}: the cluster does not serve {kind} ({version}). "
+        f"{install_hint(kind, api.context)}"
+    )
+
+
+def trainjob_schema(api: Api) -> Schema:
+    """Return the version whose fields the cluster's TrainJob has.
+
+    They differ under one API version.
+
+    Raises:
+        RequestError: The fields are of no known version.
+    """
+    fields = api.fields_of_spec("TrainJob")
+    # The API version is the same in all of them, so a field's name has to tell.
+    if "runtimePatches" in fields:
+        return "2.3"
+    if "podTemplateOverrides" in fields:
+        return "2.1"
+    if "podSpecOverrides" in fields:
+        return "2.0"
+    raise RequestError(
+        f"context {api.context!r}: the cluster's TrainJob has neither runtimePatches (Kubeflow "
+        "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1) nor podSpecOverrides (2.0). Another "
+        "version's fields would be dropped or refused. Have whoever keeps it replace it: "
+        f"{install_command('TrainJob', api.context)}"
+    )

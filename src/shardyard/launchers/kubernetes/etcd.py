@@ -15,9 +15,9 @@ from shardyard.launchers.kubernetes.etcd_certificate import (
     new_certificate,
     volume,
 )
-from shardyard.launchers.kubernetes.network_policy import policy
 from shardyard.launchers.kubernetes.ownership import MANAGED_BY
 from shardyard.launchers.kubernetes.pod import INSTANCE, container_security, labels, pod_security
+from shardyard.launchers.kubernetes.policies import ingress_policy
 from shardyard.launchers.kubernetes.prerequisites import ETCD
 from shardyard.launchers.kubernetes.resources import Demand
 
@@ -57,7 +57,7 @@ def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], ...]:
     }
     runs = {"podSelector": {"matchLabels": dict([MANAGED_BY])}}
     allowed = {"from": [runs], "ports": [{"protocol": "TCP", "port": port}]}
-    return policy(meta, {"matchLabels": labels(name)}, [allowed]), service, deployment
+    return ingress_policy(meta, {"matchLabels": labels(name)}, [allowed]), service, deployment
 
 
 def empty_secret(settings: Kubernetes) -> dict[str, Any] | None:

@@ -33,8 +33,7 @@ from shardyard.launchers.base import (
 )
 from shardyard.launchers.kubernetes import pod
 from shardyard.launchers.kubernetes.api import PLURALS, Api
-from shardyard.launchers.kubernetes.api_versions import require_served, trainjob_schema
-from shardyard.launchers.kubernetes.checks import kubernetes_checks
+from shardyard.launchers.kubernetes.checks import kubernetes_checks, require_served, trainjob_schema
 from shardyard.launchers.kubernetes.exec import LostConnectionError
 from shardyard.launchers.kubernetes.install import (
     RELEASE,
@@ -47,8 +46,6 @@ from shardyard.launchers.kubernetes.install import (
 from shardyard.launchers.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launchers.kubernetes.monitoring import missing_watchers, watchers
 from shardyard.launchers.kubernetes.names import POD_LABELS, SIDE_KIND, TARGETS, container_of
-from shardyard.launchers.kubernetes.network_policy import KIND as POLICY_KIND
-from shardyard.launchers.kubernetes.network_policy import NOT_ALLOWED
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
 from shardyard.launchers.kubernetes.ownership import (
     ORIGIN,
@@ -58,6 +55,7 @@ from shardyard.launchers.kubernetes.ownership import (
 )
 from shardyard.launchers.kubernetes.placement import check_placeable
 from shardyard.launchers.kubernetes.policies import KIND as GROUP_KIND
+from shardyard.launchers.kubernetes.policies import NETWORK_POLICY_KIND, NO_NETWORK_POLICY
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
 from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError, ForbiddenError
 from shardyard.launchers.kubernetes.state import Object, is_running, latest_pods, status_of
@@ -95,7 +93,7 @@ _MOST_NAMES = 100
 
 _PARTS = (
     "ConfigMap",
-    POLICY_KIND,
+    NETWORK_POLICY_KIND,
     GROUP_KIND,
     SHARED,
     "Secret",
@@ -208,7 +206,7 @@ class KubernetesLauncher:
         made = [] if config_entry is None else [config_entry]
         try:
             for item in shared:
-                if item["kind"] == POLICY_KIND:
+                if item["kind"] == NETWORK_POLICY_KIND:
                     made += _created_if_allowed(api, item, ledger, noted)
                 elif item["kind"] != SHARED:
                     made.append(_created(api, item, ledger, noted))
@@ -538,7 +536,7 @@ def _created_if_allowed(
             return []
         return [_created(api, item, ledger, ledger_details)]
     except AccessError:
-        warn(NOT_ALLOWED)
+        warn(NO_NETWORK_POLICY)
         return []
 
 
@@ -582,7 +580,7 @@ def _entries(ledger: Ledger, job: Submission) -> list[LedgerEntry]:
 
 
 def _removal_order(entry: LedgerEntry) -> int:
-    return {GROUP_KIND: 1, POLICY_KIND: 1, "ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
+    return {GROUP_KIND: 1, NETWORK_POLICY_KIND: 1, "ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
 
 
 def _delete(api: Api, entry: LedgerEntry, item: Object, *, own_uids: Container[str | None]) -> bool:

@@ -12,9 +12,8 @@ from shardyard.launchers.kubernetes.names import (
     job_name,
     side_job_name,
 )
-from shardyard.launchers.kubernetes.network_policy import network_policy
 from shardyard.launchers.kubernetes.pod import config_map, metadata
-from shardyard.launchers.kubernetes.policies import pod_group, uses_volcano
+from shardyard.launchers.kubernetes.policies import network_policy, pod_group, uses_volcano
 from shardyard.launchers.kubernetes.targets import (
     jobset,
     node_range,

@@ -1,10 +1,13 @@
-"""Policies of a Kubernetes job: restarts, gang scheduling and capacity."""
+"""Policies of a Kubernetes job: restarts, gang scheduling, capacity and network traffic."""
 
 from typing import Any
 
+from shardyard.config.endpoints import metrics_endpoint
 from shardyard.config.machines import PurchaseOption
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.names import POD_LABELS, job_kind
+from shardyard.launchers.kubernetes.prerequisites import PROMETHEUS
 
 HOPELESS_EXIT_CODES = (1, 2, 4, EXIT_INTERRUPTED)
 """A failed training, a wrong request and a missing permission would end the same way; 130 has
@@ -166,3 +169,54 @@ def _one(label: str, operator: str, values: tuple[str, ...]) -> dict[str, Any]:
 def _holds(expression: dict[str, Any], labels: dict[str, str]) -> bool:
     is_in = labels.get(expression["key"]) in expression["values"]
     return is_in if expression["operator"] == "In" else not is_in
+
+
+# Only a run's own pods may reach its pods, and Prometheus, if it reads their metrics.
+# torch's store, gloo and NCCL require no password, and use free ports. A cluster whose network
+# plug-in knows no policies takes the object and ignores it.
+# Source: kubernetes.io, Network Policies.
+
+_NETWORK_API_VERSION = "networking.k8s.io/v1"
+NETWORK_POLICY_KIND = "NetworkPolicy"
+
+
+def network_policy(request: LaunchRequest, metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the network policy of a job's pods.
+
+    Args:
+        name: Name of the job.
+    """
+    # The label of the controller, since Trainer 2.0 gives pods none of ours.
+    own = {"matchLabels": {POD_LABELS[job_kind(request)]: name}}
+    allowed: list[dict[str, Any]] = [{"from": [{"podSelector": own}]}]
+    place = metrics_endpoint(request.recipe.observe.prometheus)
+    # Port 0 is any free one, which no policy can name in advance.
+    if place is not None and place.port:
+        assert PROMETHEUS.release is not None
+        # Kubernetes itself gives each namespace this label.
+        watcher = {"kubernetes.io/metadata.name": PROMETHEUS.release.namespace}
+        allowed.append({
+            "from": [{"namespaceSelector": {"matchLabels": watcher}}],
+            "ports": [{"protocol": "TCP", "port": place.port}],
+        })  # fmt: skip
+    return ingress_policy(metadata, own, allowed)
+
+
+def ingress_policy(
+    metadata: dict[str, Any], pods: dict[str, Any], allowed: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a policy that lets only the allowed traffic in; outgoing traffic is not limited."""
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": allowed}
+    return {
+        "apiVersion": _NETWORK_API_VERSION,
+        "kind": NETWORK_POLICY_KIND,
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+NO_NETWORK_POLICY = (
+    "this run has no NetworkPolicy, because you may not create one: every pod of the cluster can "
+    "reach its ports. Ask for `create`, `get` and `delete` of networkpolicies in "
+    "networking.k8s.io (docs/launch-kubernetes.md)."
+)

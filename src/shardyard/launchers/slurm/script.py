@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
+from shardyard.command_lines import ISOLATED, word
 from shardyard.config.machines import reject_capacity_settings
 from shardyard.config.rules.slurm_options import gpus_in, words_of
 from shardyard.config.rules.timeouts import check_timeouts
@@ -21,8 +22,6 @@ from shardyard.errors import RecipeError, RequestError
 from shardyard.foreign_variables import SRUN_DEFAULTS
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
-from shardyard.launchers.shell_quoting import word
-from shardyard.python_program import ISOLATED
 
 NODE_PROGRAM = (*ISOLATED, "shardyard.node")
 SIDE_PROGRAM = (*ISOLATED, "shardyard.node.side_job")
