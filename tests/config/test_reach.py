@@ -9,20 +9,15 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.paths import unreadable_reason
-from shardyard.config.rules.data import PATHS
+from shardyard.config.paths import PATHS, unreadable_reason
 from shardyard.control import attempt
 from shardyard.control import attempt as prepare
 from shardyard.hardware.machine import Machine
 from tests.cli.fake_launcher import FakeLauncher
 
-OF_NODES = {
-    "launch.run_dir", "launch.volumes.path", "launch.volumes.host", "launch.image_paths",
-    "launch.slurm.python",
-}  # fmt: skip
-"""Paths of other machines: nothing here can say what they lead to."""
-
-SETTINGS = [*sorted(PATHS - OF_NODES), "secrets.TOKEN"]
+HERE = sorted(name for name, row in PATHS.items() if row.opened_by is not None)
+SETTINGS = [*HERE, "launch.code", "secrets.TOKEN"]
+"""All but paths of other machines: no check here can say what they lead to."""
 LAPTOP = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=6, hostname="here")
 
 

@@ -11,10 +11,10 @@ from shardyard.config.paths import (
     check_mounted_paths,
     check_readable_paths,
     make_paths_absolute,
+    paths_of,
 )
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import LOCAL, SCHEMES, is_remote
-from shardyard.doctor.paths import _data
 
 FAR = ("s3://bucket/a b/**/*.parquet", "https://host/x.jsonl", "gs://bucket/" + "x" * 300)
 
@@ -29,7 +29,7 @@ def test_nodes_need_no_volume_for_what_is_elsewhere(
     sight = NodePaths(launcher="aws-batch", shares_filesystem=sees_this_machine)
     assert check_readable_paths(recipe, sight) == check_readable_paths(recipe) == []
     assert check_mounted_paths(recipe, sight) == check_existing_paths(recipe, sight) == []
-    assert list(_data(recipe)) == []
+    assert [path.setting for path in paths_of(recipe)] == ["run.dir", "data.dir"]
     assert make_paths_absolute(recipe).data.source == FAR
 
 

@@ -75,6 +75,13 @@ def test_what_is_there_and_may_be_used_is_ok(volume: Path) -> None:
     assert "4 checkpoints of 1000 B take" in found["room"].what
 
 
+@pytest.mark.parametrize("place", ["tokenizer/vocab.txt", "tokenizer"])
+def test_a_tokenizer_is_a_file_too_and_a_vocabulary(volume: Path, place: str) -> None:
+    (volume / "tokenizer" / "tokenizer.json").rename(volume / "tokenizer" / "vocab.txt")
+    found = look(volume, *of(volume, f"data.tokenizer={place}"))["data.tokenizer"]
+    assert (found.verdict, found.what) == ("ok", f"{volume}/tokenizer/vocab.txt can be read")
+
+
 MISSING = (
     ("data.source=other", "data.source", "nothing is there"),
     ("data.source=text/*.jsonl", "data.source", "there is no file in it"),

@@ -207,20 +207,15 @@ def _first_words(sentence: str) -> str:
 
 def _values(name: str, text: str) -> Iterator[Item]:
     """Yield the values that a setting accepts, if they can be listed."""
-    if name in _FOLDERS or name in _FILES:
-        suffixes = _FILES.get(name, ())
-        yield from paths(text, is_match=lambda path: not suffixes or path.suffix in suffixes)
+    from shardyard.config.paths import PATHS
+
+    row = PATHS.get(name)
+    if row is not None and row.opened_by is not None:
+        suffixes, is_folder = row.suffixes, row.is_folder
+        yield from paths(
+            text, is_match=lambda path: not is_folder and (not suffixes or path.suffix in suffixes)
+        )
     yield from _words(text, dict.fromkeys([*_names(name), *_choices(name)]))
-
-
-_FOLDERS = ("model.path", "model.dir", "data.dir", "run.dir", "data.tokenizer")
-_FILES: Mapping[str, tuple[str, ...]] = {
-    "data.source": (),
-    "data.eval_source": (),
-    "model.config": (".json",),
-    "cluster.file": (".yaml", ".yml"),
-}
-"""Setting that is a file -> its suffixes; none: any."""
 
 
 def _names(setting: str) -> Iterable[str]:

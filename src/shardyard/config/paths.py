@@ -1,20 +1,116 @@
-"""Paths of a recipe: made absolute, checked for access here, and for nodes that share them.
+"""Paths of a recipe: the list of their settings, absolute paths, and checks for access.
 
 A run is resumed from anywhere, so what it records must not depend on where it was started.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from shardyard.config.globs import is_pattern, matches_of, split_pattern
-from shardyard.config.schema.data import Sources
+from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
 from shardyard.config.sources import is_name, is_remote
+from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.errors import Problem, RecipeError
+
+
+def is_local_source(entry: str) -> bool:
+    """Whether an entry of data.source is a path, and neither a name nor an address."""
+    return not is_name(entry) and not is_remote(entry)
+
+
+def is_tokenizer_path(tokenizer: str) -> bool:
+    """Whether data.tokenizer is a path, and neither a word nor a hub name."""
+    if tokenizer in TOKENIZER_WORDS:
+        return False
+    return tokenizer.startswith(("/", ".", "~")) or _exists(Path(tokenizer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathSetting:
+    """One setting whose value is a path, or a list of paths."""
+
+    opened_by: Literal["request", "run"] | None = None
+    """request: the process that reads the recipe. run: the processes of the run, on nodes if it
+    is launched. None: the path is on the nodes' own file systems; or it is launch.code, which is
+    packed from the current folder.
+    """
+    is_made: bool = False
+    """Whether the run creates the folder; any other path must exist."""
+    is_folder: bool = False
+    """Whether only a folder can be meant."""
+    suffixes: tuple[str, ...] = ()
+    """Suffixes of the files that can be meant; empty: any."""
+    may_be_address: bool = False
+    """Whether the address of a remote place can be its value, too."""
+    is_path: Callable[[str], bool] = lambda _: True
+    """Whether a value is a path, where names can be values, too."""
+
+
+_MADE = PathSetting(opened_by="run", is_made=True, is_folder=True)
+_SOURCE = PathSetting(opened_by="run", may_be_address=True, is_path=is_local_source)
+_OF_NODES = PathSetting()
+
+PATHS: dict[str, PathSetting] = {
+    "run.dir": PathSetting(opened_by="request", is_made=True, is_folder=True),
+    "model.path": PathSetting(opened_by="run", is_folder=True),
+    "model.dir": _MADE,
+    "model.config": PathSetting(opened_by="request", suffixes=(".json",)),
+    "data.source": _SOURCE,
+    "data.mixture.source": _SOURCE,
+    "data.mixture.eval_source": _SOURCE,
+    "data.tokenizer": PathSetting(opened_by="run", is_path=is_tokenizer_path),
+    "data.eval_source": _SOURCE,
+    "data.dir": _MADE,
+    "cluster.file": PathSetting(opened_by="request", suffixes=(".yaml", ".yml")),
+    "launch.run_dir": _OF_NODES,
+    "launch.code": _OF_NODES,
+    "launch.volumes.path": _OF_NODES,
+    "launch.volumes.host": _OF_NODES,
+    "launch.image_paths": _OF_NODES,
+    "launch.slurm.python": PathSetting(is_path=lambda text: text != "auto"),
+}
+"""Every setting that is a path, by its dotted name without places in lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipePath:
+    """One path in a recipe."""
+
+    setting: str
+    """Dotted name of its setting, with the place in a list: ``data.mixture[0].source``."""
+    text: str
+    row: PathSetting
+    is_given: bool
+    """Whether the recipe gives it; else it is the default."""
+
+
+def paths_of(recipe: Recipe) -> Iterator[RecipePath]:
+    """Every path in a recipe, in the order of the schema."""
+    return _paths_in(recipe, "", "")
+
+
+def _paths_in(section: Section, name: str, prefix: str) -> Iterator[RecipePath]:
+    for key in type(section).model_fields:
+        content, dotted, setting = getattr(section, key), f"{name}{key}", f"{prefix}{key}"
+        row = PATHS.get(dotted)
+        if row is not None:
+            is_given = key in section.model_fields_set
+            texts = content if isinstance(content, tuple) else (content,)
+            for text in texts:
+                if isinstance(text, str) and row.is_path(text):
+                    yield RecipePath(setting=setting, text=text, row=row, is_given=is_given)
+        elif isinstance(content, Section):
+            yield from _paths_in(content, f"{dotted}.", f"{setting}.")
+        elif isinstance(content, tuple):
+            for place, part in enumerate(content):
+                if isinstance(part, Section):
+                    yield from _paths_in(part, f"{dotted}.", f"{setting}[{place}].")
+
 
 # Which files the nodes of a launched run see, and the paths of a recipe that none of them has.
 #
@@ -47,7 +143,12 @@ def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
         return []
     found = []
     secrets = _secret_files(recipe) if node_paths.opens_secrets else ()
-    for setting, place in [*_path_settings(recipe), *secrets]:
+    paths = [
+        (path.setting, path.text)
+        for path in paths_of(recipe)
+        if path.row.opened_by == "run" and path.is_given
+    ]
+    for setting, place in [*paths, *secrets]:
         if not place.startswith("/"):
             text = (
                 f"={place} is relative: it would start in the folder of this command, and nodes of "
@@ -73,46 +174,23 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
         return []
     return [
         Problem(
-            setting,
-            f"={place}: nothing is there on this machine, whose files the nodes of "
+            path.setting,
+            f"={path.text}: nothing is there on this machine, whose files the nodes of "
             f"{node_paths.launcher} see by the same paths. Mend the path, bring it here, or, where "
             "the nodes hold it on disks of their own, name its folder in launch.image_paths.",
         )
-        for setting, place in _path_settings(recipe)
-        if _is_read(setting) and not node_paths.holds(fixed_part(place)) and not path_exists(place)
+        for path in paths_of(recipe)
+        if path.row.opened_by == "run"
+        and not path.row.is_made
+        and not node_paths.holds(fixed_part(path.text))
+        and not path_exists(path.text)
     ]
-
-
-def _is_read(setting: str) -> bool:
-    """Whether it must be there before; the others are made."""
-    return setting in ("model.path", "data.tokenizer") or setting.endswith("source")
 
 
 def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for name, reference in parse_references(recipe.secrets).items():
         if reference.kind == "file" and reference.name is not None:
             yield f"secrets.{name}", reference.name
-
-
-def _path_settings(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Every path of a recipe that nodes open, by the name of its setting."""
-    data, model = recipe.data, recipe.model
-    if model.path is not None:
-        yield "model.path", model.path
-    if model.dir is not None:
-        yield "model.dir", model.dir
-    for setting, entry in data.entries:
-        if not is_name(entry) and not is_remote(entry):  # nodes reach that as this machine does
-            yield setting, entry
-    if "dir" in data.model_fields_set:
-        yield "data.dir", data.dir
-    if is_folder(data.tokenizer):
-        yield "data.tokenizer", data.tokenizer
-
-
-def is_folder(tokenizer: str) -> bool:
-    """Whether a tokenizer is given by its folder, and not by a hub name or a word."""
-    return tokenizer.startswith(("/", ".", "~")) or _is_file(Path(tokenizer) / "tokenizer.json")
 
 
 def fixed_part(entry: str) -> str:
@@ -133,6 +211,13 @@ def path_exists(location: str) -> bool:
     return os.path.lexists(Path(location).expanduser())
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.expanduser().exists()
+    except (OSError, RuntimeError):  # RuntimeError: the home folder of an unknown user
+        return False
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -151,28 +236,16 @@ def check_readable_paths(recipe: Recipe, node_paths: NodePaths | None = None) ->
     Args:
         node_paths: What the nodes see that open the paths; None: this machine opens them.
     """
-    data, config = recipe.data, recipe.model.config
-    ours = [("run.dir", recipe.run.dir), *([("model.config", config)] if config else [])]
-    places = [
-        ("model.path", recipe.model.path),
-        ("model.dir", recipe.model.dir),
-        ("data.dir", data.dir),
-        *(
-            (setting, fixed_part(entry))
-            for setting, entry in data.entries
-            if not is_name(entry) and not is_remote(entry)
-        ),
-    ]
-    if data.tokenizer.startswith(("/", ".", "~")):  # else a hub name, or a word
-        places.append(("data.tokenizer", data.tokenizer))
-    if node_paths is not None:
-        is_ours = node_paths.shares_filesystem
-        places = [(name, at) for name, at in places if is_ours and not node_paths.holds(at or "")]
-    return [
-        Problem(setting, f"={place} {why}")
-        for setting, place in [*ours, *places]
-        if isinstance(place, str) and (why := unreadable_reason(place)) is not None
-    ]
+    found = []
+    for path in paths_of(recipe):
+        place, opened_by = fixed_part(path.text), path.row.opened_by
+        if opened_by == "run" and node_paths is not None:
+            is_here = node_paths.shares_filesystem and not node_paths.holds(place)
+        else:
+            is_here = opened_by is not None
+        if is_here and (why := unreadable_reason(place)) is not None:
+            found.append(Problem(path.setting, f"={place} {why}"))
+    return found
 
 
 def unreadable_reason(location: str) -> str | None:
@@ -207,61 +280,35 @@ def make_paths_absolute(recipe: Recipe, node_paths: NodePaths | None = None) -> 
     unreached = check_readable_paths(recipe, node_paths)
     if unreached:
         raise RecipeError(unreached)
-    for section, places in _absolute_settings(recipe).items():
-        content = getattr(recipe, section)
-        given = {key: value for key, value in places.items() if key in content.model_fields_set}
-        if given:
-            recipe = recipe.model_copy(update={section: content.model_copy(update=given)})
-    return recipe
+    return _with_absolute_paths(recipe, "")
 
 
-def _absolute_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    data, path, cluster_file = recipe.data, recipe.model.path, recipe.cluster.file
-    config = recipe.model.config
-    is_folder = Path(data.tokenizer).expanduser().exists()  # else a hub name, or a word
-    return {
-        "run": {"dir": _absolute(recipe.run.dir)},
-        "model": {
-            "path": None if path is None else _absolute(path),
-            "config": _absolute(config) if isinstance(config, str) else config,
-            "dir": None if recipe.model.dir is None else _absolute(recipe.model.dir),
-        },
-        "cluster": {"file": None if cluster_file is None else _absolute(cluster_file)},
-        "data": {
-            "source": _absolute_sources(data.source),
-            "eval_source": _absolute_sources(data.eval_source),
-            "mixture": tuple(
-                share.model_copy(
-                    update={
-                        "source": _absolute_sources(share.source),
-                        "eval_source": _absolute_sources(share.eval_source),
-                    }
-                )
-                for share in data.mixture
-            ),
-            "dir": _absolute(data.dir),
-            "tokenizer": _absolute(data.tokenizer) if is_folder else data.tokenizer,
-        },
-    }
+_SectionT = TypeVar("_SectionT", bound=Section)
 
 
-_SourcesT = TypeVar("_SourcesT", Sources, Sources | None)
+def _with_absolute_paths(section: _SectionT, name: str) -> _SectionT:
+    changed = {}
+    for key in type(section).model_fields:
+        if key not in section.model_fields_set:
+            continue
+        content, dotted = getattr(section, key), f"{name}{key}"
+        row = PATHS.get(dotted)
+        if row is not None and row.opened_by is not None:
+            changed[key] = _absolute(content, row)
+        elif isinstance(content, Section):
+            changed[key] = _with_absolute_paths(content, f"{dotted}.")
+        elif isinstance(content, tuple):
+            changed[key] = tuple(
+                _with_absolute_paths(part, f"{dotted}.") if isinstance(part, Section) else part
+                for part in content
+            )
+    return section.model_copy(update=changed)
 
 
-def _absolute_sources(source: _SourcesT) -> _SourcesT:
-    if source is None:
-        return None
-    return (
-        _absolute_source(source)
-        if isinstance(source, str)
-        else tuple(map(_absolute_source, source))
-    )
-
-
-def _absolute_source(entry: str) -> str:
-    """A path or a pattern made absolute; an address stays as it is."""
-    return entry if is_name(entry) or is_remote(entry) else _absolute(entry)
-
-
-def _absolute(path: str) -> str:
-    return os.path.normpath(Path.cwd() / Path(path).expanduser())
+def _absolute(content: Any, row: PathSetting) -> Any:
+    """A setting's value with absolute paths and patterns; names and addresses stay as they are."""
+    if isinstance(content, tuple):
+        return tuple(_absolute(part, row) for part in content)
+    if not isinstance(content, str) or not row.is_path(content):
+        return content
+    return os.path.normpath(Path.cwd() / Path(content).expanduser())

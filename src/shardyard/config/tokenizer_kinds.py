@@ -1,10 +1,13 @@
-"""Values of ``data.tokenizer_kind``: one row each, without the library that trains it."""
+"""Words of ``data.tokenizer``, and kinds of tokenizer, without the library that trains one."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardyard.config.schema.data import TokenizerKindName
+
+TOKENIZER_WORDS = ("auto", "train")
+"""Values of data.tokenizer that are neither a folder nor a hub name."""
 
 
 @dataclass(frozen=True, kw_only=True)

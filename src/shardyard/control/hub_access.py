@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardyard.config.paths import NodePaths, is_folder
+from shardyard.config.paths import NodePaths, is_tokenizer_path
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.secrets import store_commands
 
@@ -16,8 +17,6 @@ TOKEN = "HF_TOKEN"
 """The variable that hub libraries read it from."""
 
 _TIMEOUT_S = 3.0
-_WORDS = ("auto", "train")
-"""Values of data.tokenizer other than a folder or a hub name."""
 
 
 def access_errors(recipe: Recipe, launcher: Launcher) -> list[str]:
@@ -41,7 +40,7 @@ def _repositories(recipe: Recipe) -> Iterator[tuple[str, str]]:
     tokenizer = recipe.data.tokenizer
     if recipe.model.hub is not None:
         yield "model.hub", recipe.model.hub
-    if tokenizer not in (*_WORDS, recipe.model.hub) and not is_folder(tokenizer):
+    if tokenizer not in (*TOKENIZER_WORDS, recipe.model.hub) and not is_tokenizer_path(tokenizer):
         yield "data.tokenizer", tokenizer
 
 

@@ -20,10 +20,9 @@ from shardyard.config.model.source import (
     network_or_none,
     shape_or_none,
 )
-from shardyard.config.paths import is_folder
+from shardyard.config.paths import RecipePath, paths_of
 from shardyard.config.rules.custom_module import generic_type
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import GIB, checkpoint_space, nearest_folder
 from shardyard.errors import ShardyardError
@@ -47,12 +46,14 @@ def check_paths(
         checkpoint_bytes: Bytes of one checkpoint; None: not known.
         mounts: Folders where something ought to be mounted.
     """
-    found = [*_mounts(mounts), *_model(recipe), *_data(recipe), *_tokenizer(recipe)]
+    paths = [path for path in paths_of(recipe) if path.row.opened_by == "run"]
+    found = [*_mounts(mounts)]
+    found += [_reading(recipe, path) for path in paths if not path.row.is_made]
     where = "run.dir" if recipe.launch.run_dir is None else "launch.run_dir"
-    places = {where: runs, "data.dir": Path(recipe.data.dir)}
+    made = {path.setting: Path(path.text) for path in paths if path.row.is_made}
     if recipe.model.hub is not None:
-        places["model.dir"] = Path(recipe.model.dir or runs / "models")
-    found += [_writing(setting, place) for setting, place in places.items()]
+        made.setdefault("model.dir", runs / "models")
+    found += [_writing(setting, place) for setting, place in {where: runs, **made}.items()]
     return [*found, _space_finding(where, runs, recipe, checkpoint_bytes)]
 
 
@@ -66,23 +67,25 @@ def _mounts(mounts: Iterable[str]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _model(recipe: Recipe) -> Iterator[Finding]:
+def _reading(recipe: Recipe, path: RecipePath) -> Finding:
+    match path.setting:
+        case "model.path":
+            return _model(recipe, path.text)
+        case "data.tokenizer":
+            return _tokenizer(path.text)
+        case _:
+            return _source(path.setting, path.text)
+
+
+def _model(recipe: Recipe, location: str) -> Finding:
     """A folder with config.json that the recipe's words fit, and weights that can be opened."""
-    model = recipe.model
-    if model.path is None:
-        return
-    folder = Path(model.path)
-    why = _unreadable_reason(folder)
-    if why is not None:
-        yield _unreadable("model.path", str(folder), why)
-        return
-    opened = _opened("model.path", str(folder), _below(folder))
+    opened = _files("model.path", location)
     if opened.verdict == "ok":
         try:
-            _inspect(recipe, model_folder(model))
+            _inspect(recipe, model_folder(recipe.model))
         except ShardyardError as error:
-            opened = Finding(name="model.path", verdict="problem", what=str(error))
-    yield opened
+            return Finding(name="model.path", verdict="problem", what=str(error))
+    return opened
 
 
 def _inspect(recipe: Recipe, folder: Path | None) -> None:
@@ -101,36 +104,39 @@ def _inspect(recipe: Recipe, folder: Path | None) -> None:
 
 
 def check_data_sources(recipe: Recipe) -> list[Finding]:
-    """Files of data.source on this machine that cannot be read, or hold something else."""
-    return [finding for finding in _data(recipe) if finding.verdict == "problem"]
+    """Files of data.source on this machine that cannot be read, or hold something else.
+
+    Remote places are tried by the preparation, before any work.
+    """
+    sources = (path for path in paths_of(recipe) if path.row.may_be_address)
+    found = [_source(path.setting, path.text) for path in sources]
+    return [finding for finding in found if finding.verdict == "problem"]
 
 
-def _data(recipe: Recipe) -> Iterator[Finding]:
-    for setting, entry in recipe.data.entries:
-        if is_name(entry) or is_remote(entry):  # no path; preparing tries it before any work
-            continue
-        path = Path(entry)
-        if not is_pattern(entry):
-            why = _unreadable_reason(path)
-            if why is not None:
-                yield _unreadable(setting, entry, why)
-                continue
-            files: Iterable[Path] = _below(path) if path.is_dir() else (path,)
-        else:
-            files = map(Path, matches_of(entry))
-        yield _opened(setting, entry, files)
+def _source(setting: str, location: str) -> Finding:
+    if is_pattern(location):
+        return _opened(setting, location, map(Path, matches_of(location)))
+    return _files(setting, location)
 
 
-def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
-    tokenizer = recipe.data.tokenizer
-    if not is_folder(tokenizer):
-        return
-    file = Path(tokenizer) / "tokenizer.json"
+def _files(setting: str, location: str) -> Finding:
+    """Try to read a file, or all files of a folder."""
+    path = Path(location)
+    why = _unreadable_reason(path)
+    if why is not None:
+        return _unreadable(setting, location, why)
+    return _opened(setting, location, _below(path) if path.is_dir() else (path,))
+
+
+def _tokenizer(location: str) -> Finding:
+    file = Path(location)
+    if not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises where it may not look
+        names = ("tokenizer.json", "vocab.txt")
+        file /= next((name for name in names if os.path.lexists(file / name)), names[0])
     why = _unreadable_reason(file)
     if why is not None:
-        yield _unreadable("data.tokenizer", str(file), why)
-    else:
-        yield Finding(name="data.tokenizer", verdict="ok", what=f"{file} can be read")
+        return _unreadable("data.tokenizer", str(file), why)
+    return Finding(name="data.tokenizer", verdict="ok", what=f"{file} can be read")
 
 
 def _opened(setting: str, location: str, paths: Iterable[Path]) -> Finding:

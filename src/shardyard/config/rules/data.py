@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, SLOTS, slots_of
+from shardyard.config.paths import PATHS
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
 from shardyard.config.sources import address_error, is_remote
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tasks import BITS_PER_BYTE, TASKS
+from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.errors import Problem
 
 MAPPINGS = frozenset(
@@ -31,19 +33,6 @@ MAPPINGS = frozenset(
 
 _PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?|launch\.aws_batch\.user_data")
 """Texts that may have several lines; all others are names, paths and addresses."""
-
-PATHS = frozenset(
-    {
-        "run.dir", "model.path", "model.dir", "model.config", "cluster.file",
-        "data.source", "data.mixture.source", "data.eval_source", "data.mixture.eval_source",
-        "data.dir", "data.tokenizer",
-        "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
-        "launch.image_paths", "launch.slurm.python",
-    }
-)  # fmt: skip
-
-SOURCES = ("data.source", "data.mixture.source", "data.eval_source", "data.mixture.eval_source")
-"""Paths that may be addresses of places elsewhere, too."""
 
 _PART_BYTES = 255
 """Most bytes of one name in a path: NAME_MAX of Linux's file systems."""
@@ -104,9 +93,10 @@ def path_error(text: str, instead: str = _A_PATH) -> str | None:
 def _string_error(setting: str, text: str) -> str | None:
     if _PROSE.fullmatch(setting):
         return _encoding_error(text)
-    if setting in SOURCES and is_remote(text):
+    row = PATHS.get(setting)
+    if row is not None and row.may_be_address and is_remote(text):
         return _encoding_error(text) or _line_error(text) or address_error(text)
-    if setting in PATHS:
+    if row is not None:
         return path_error(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))
     why = _encoding_error(text) or _line_error(text)
     if why is None and setting in _INSTEAD_OF_A_URL:
@@ -168,7 +158,7 @@ def check_data(recipe: Recipe) -> Iterable[Problem]:
     if data.seq_len == 1 and task_row(recipe.task.name).reads == "text":
         text = "=1 leaves no token to predict another from. Give at least 2."
         yield Problem("data.seq_len", text)
-    is_trained = data.tokenizer in ("auto", "train")
+    is_trained = data.tokenizer in TOKENIZER_WORDS
     if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
     yield from _validation(recipe)

@@ -162,15 +162,15 @@ class Data(Section):
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:
         """Every place that text comes from, each behind the name of its setting."""
-        if self.mixture:
-            return tuple(
-                (f"data.mixture[{place}].{name}", entry)
-                for place, share in enumerate(self.mixture)
-                for name in ("source", "eval_source")
-                for entry in _each(getattr(share, name))
-            )
-        named = (("data.source", self.source), ("data.eval_source", self.eval_source))
-        return tuple((setting, entry) for setting, source in named for entry in _each(source))
+        holders: list[tuple[str, Section]] = [
+            (f"data.mixture[{place}]", share) for place, share in enumerate(self.mixture)
+        ]
+        return tuple(
+            (f"{prefix}.{key}", entry)
+            for prefix, holder in holders or [("data", self)]
+            for key in ("source", "eval_source")
+            for entry in _each(getattr(holder, key))
+        )
 
 
 def _each(source: Sources | None) -> tuple[str, ...]:
