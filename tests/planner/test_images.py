@@ -24,6 +24,7 @@ from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import Link
 from shardyard.hardware.machine import Machine
 from shardyard.observe.metrics import read_flop_budget
+from shardyard.planner.dispatch import estimate_of, host_shortage_of, snapshot_bytes_of
 from shardyard.planner.format import headline
 from shardyard.planner.images.memory import image_memory, image_savings
 from shardyard.planner.images.step import DECODED_PER_WORKER_S, ImageStep, decoding_of
@@ -114,6 +115,26 @@ def test_states_are_split_by_the_zero_level() -> None:
     assert image_memory(step(compute="fp32")).term("gathered parameters") == 0
     # 53 batch norms with 26,560 features; mean and variance of each
     assert whole.term("running statistics") == 4 * 2 * 26_560
+
+
+def test_the_host_holds_the_states_that_the_device_is_spared() -> None:
+    """8 ranks of a node with fp32 states; a snapshot holds them wherever they are."""
+    moved = step(replicate=8, techniques=Techniques(kernels="eager", offload="optimizer"))
+    node_bytes = 8 * 4 * R50  # ranks x bytes of a parameter's state x parameters: 779.9 MiB
+    assert image_memory(moved).term("optimizer") == 0
+    assert host_shortage_of(moved, replace(cluster(), host_memory_bytes=node_bytes)) is None
+    small = replace(cluster(), host_memory_bytes=node_bytes - 1)
+    short = host_shortage_of(moved, small)
+    assert short is not None and short.verdict == "does not fit"
+    assert short.reason.startswith("memory.offload=optimizer needs 779.9 MiB of host memory a node")
+    assert estimate_of(moved, small, None).fit == short
+    assert host_shortage_of(step(replicate=8), small) is None
+    split = replace(moved, layout=step(shard=8).layout)
+    one_rank = replace(cluster(), host_memory_bytes=4 * R50)
+    assert host_shortage_of(split, one_rank) is None
+    # weights, momentum, and fp32 means and variances of 26,560 features
+    copied = replace(moved, techniques=replace(moved.techniques, snapshots=3))
+    assert snapshot_bytes_of(copied) == 3 * 4 * (2 * R50 + 2 * 26_560)
 
 
 def test_the_peak_is_where_all_is_kept_and_gradients_begin() -> None:

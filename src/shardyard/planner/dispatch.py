@@ -4,6 +4,7 @@ Code that plans, searches layouts or compares offers calls this module, and need
 the kind.
 """
 
+from dataclasses import replace
 from typing import Literal, assert_never
 
 from shardyard.config.layout import Layout
@@ -13,7 +14,12 @@ from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.estimate import Estimate, estimate
-from shardyard.planner.images.memory import image_memory, image_savings, image_traffic
+from shardyard.planner.images.memory import (
+    image_memory,
+    image_optimizer_bytes,
+    image_savings,
+    image_traffic,
+)
 from shardyard.planner.images.step import ImageStep, image_step_of, image_step_on, with_image_layout
 from shardyard.planner.images.time import ImageEstimate, estimate_images
 from shardyard.planner.kernels import flops_per_token
@@ -72,7 +78,8 @@ def estimate_of(
         case Workload():
             return estimate(work, cluster, calibration)
         case ImageStep():
-            return estimate_images(work, cluster, calibration)
+            found = estimate_images(work, cluster, calibration)
+            return replace(found, fit=host_shortage_of(work, cluster) or found.fit)
         case _:
             assert_never(work)
 
@@ -141,11 +148,9 @@ def snapshot_bytes_of(work: Work) -> float:
             if not work.techniques.snapshots:
                 return 0.0
             # A snapshot holds what a checkpoint does: running statistics, but no gradients.
-            needed = image_memory(work)
-            state = sum(
-                needed.term(name) for name in ("parameters", "running statistics", "optimizer")
-            )
-            return work.techniques.snapshots * state
+            kept = image_memory(work)
+            state = sum(kept.term(name) for name in ("parameters", "running statistics"))
+            return work.techniques.snapshots * (state + image_optimizer_bytes(work))
         case _:
             assert_never(work)
 
@@ -154,7 +159,8 @@ def host_shortage_of(work: Work, cluster: ClusterHardware) -> Fit | None:
     """Says so if the hosts have too little memory for what is moved or kept there."""
     if isinstance(work, Workload):
         return host_shortage(work, cluster)
-    return host_memory_shortage(cluster, 0.0, snapshot_bytes_of(work), techniques=work.techniques)
+    moved = image_optimizer_bytes(work) if work.techniques.offload == "optimizer" else 0.0
+    return host_memory_shortage(cluster, moved, snapshot_bytes_of(work), techniques=work.techniques)
 
 
 def parameters_of(work: Work) -> tuple[int, int]:

@@ -58,6 +58,12 @@ def image_memory(step: ImageStep) -> MemoryEstimate:
     )
 
 
+def image_optimizer_bytes(step: ImageStep) -> float:
+    """Bytes of a rank's part of the optimizer's states, on the device or moved to the host."""
+    on_device = replace(step, techniques=replace(step.techniques, offload="none"))
+    return optimizer_state_bytes(on_device, _network_parameters(step))
+
+
 def _network_parameters(step: ImageStep) -> _NetworkParameters:
     blocks = [part for part in step.parts if part.name]
     largest = max((part.parameters for part in blocks), default=0)
