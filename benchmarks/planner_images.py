@@ -24,9 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.operators import Operator
-from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.images.registry import IMAGE_PRESETS, operators_of
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.hardware.cluster import ClusterHardware, default_cluster

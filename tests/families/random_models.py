@@ -21,7 +21,7 @@ TOKENS_BL = torch.arange(48).reshape(2, 24) * 5 % 300
 
 def small_shape(model_type: str) -> ModelShape:
     """The tiny preset of a family, else llama-tiny under its name; of 300 tokens."""
-    own = [preset.shape for preset in family_of(model_type).presets.values()]
+    own = [ModelShape.of(preset.shape) for preset in family_of(model_type).presets.values()]
     tiny = next((shape for shape in own if not shape.vocab_size), PRESETS["llama-tiny"].shape)
     return replace(tiny, model_type=model_type, vocab_size=300)
 

@@ -16,9 +16,8 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RecipeError, RequestError
 from shardyard.families.images.efficientnet import efficientnet_operators
-from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.operators import Operator
-from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.images.registry import IMAGE_PRESETS, operators_of
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import Link

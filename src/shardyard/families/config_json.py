@@ -5,14 +5,13 @@ it is, or not at all. A family's special cases are in its ``ConfigJson``.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardyard.errors import RequestError
+from shardyard.families.family import ConfigJson, Family
 from shardyard.families.registry import FAMILIES, family_of, is_family
 from shardyard.families.shape import ModelShape
-
-if TYPE_CHECKING:
-    from shardyard.families.family import ConfigJson, Family
+from shardyard.families.sizes import ModelSizes
 
 _SIZES = (
     "vocab_size",
@@ -87,7 +86,7 @@ def shape_of_config(
     return _shape(config, family, source)
 
 
-def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelShape:
+def _shape(config: Mapping[str, Any], family: Family, source: str) -> ModelShape:
     missing = [key for key in _SIZES if not _is_size(config.get(key))]
     window = config["sliding_window"]
     if window is not None and not _is_size(window):
@@ -123,7 +122,7 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
     )
 
 
-def _layer_types(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
+def _layer_types(config: Mapping[str, Any], form: ConfigJson) -> list[str]:
     """Return for each block whether it has the window of the config."""
     if form.layer_types is None:
         return [SLIDING] * int(config["num_hidden_layers"])
@@ -161,7 +160,7 @@ def _rotary_share(config: Mapping[str, Any]) -> float:
     )
 
 
-def _activation(config: Mapping[str, Any], form: "ConfigJson") -> str:
+def _activation(config: Mapping[str, Any], form: ConfigJson) -> str:
     return str(config.get("hidden_act") or form.activation)
 
 
@@ -184,9 +183,7 @@ def _is_size(value: Any) -> bool:
 # --- refused --------------------------------------------------------------------------------------
 
 
-def _not_representable(
-    config: Mapping[str, Any], family: "Family", *, is_random: bool
-) -> list[str]:
+def _not_representable(config: Mapping[str, Any], family: Family, *, is_random: bool) -> list[str]:
     """List the options that ``ModelShape`` cannot express, each with its reason."""
     rope, form = _rope(config), family.config_json
     rope_type, act = _rope_type(rope), _activation(config, form)
@@ -219,7 +216,7 @@ def _not_representable(
     return [reason for reason, applies in reasons.items() if applies]
 
 
-def _other_layer_types(config: Mapping[str, Any], form: "ConfigJson") -> dict[str, bool]:
+def _other_layer_types(config: Mapping[str, Any], form: ConfigJson) -> dict[str, bool]:
     """Blocks that see what no block of the family does here."""
     types, layers = list(config.get("layer_types") or ()), config.get("num_hidden_layers")
     has_window = config["sliding_window"] is not None
@@ -266,7 +263,7 @@ def without_mixture_options(config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _other_dropout(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
+def _other_dropout(config: Mapping[str, Any], form: ConfigJson) -> list[str]:
     """List dropout options that model.dropout does not cover."""
     keys = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
     found = [
@@ -297,7 +294,7 @@ _OF_DECODERS = (
 )  # fmt: skip
 
 
-def decoder_fields(shape: ModelShape) -> dict[str, Any]:
+def decoder_fields(shape: ModelSizes) -> dict[str, Any]:
     """Return the fields of most decoders' config class in transformers; a family adds others."""
     names = _OF_DECODERS if shape.num_experts else _OF_DECODERS[: -len(_OF_EXPERTS)]
     content = shape.to_dict()
@@ -306,7 +303,7 @@ def decoder_fields(shape: ModelShape) -> dict[str, Any]:
     return {**fields, "rope_parameters": {**scaling, "rope_theta": fields.pop("rope_theta")}}
 
 
-def windows_by_number(shape: ModelShape) -> dict[str, Any]:
+def windows_by_number(shape: ModelSizes) -> dict[str, Any]:
     """Return the window's fields of a family whose blocks may differ in their windows."""
     window, layers = shape.sliding_window, shape.num_hidden_layers
     usual = FULL if window is None else SLIDING

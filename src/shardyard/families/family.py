@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-from shardyard.families.shape import ModelShape
+from shardyard.families.sizes import ModelSizes
 
-Size = Callable[[ModelShape], int]
+Size = Callable[[ModelSizes], int]
 """From a model's sizes to a number of rows or columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A named shape and where it comes from. ``vocab_size`` 0 means: that of the tokenizer."""
+    """Sizes with a name and a source. ``vocab_size`` 0 means: that of the tokenizer."""
 
-    shape: ModelShape
+    shape: ModelSizes
     source: str
 
 
@@ -44,7 +44,7 @@ class ModuleSpec:
     """Outputs of a matrix, entries of a table, elements of a norm."""
     columns: Size | None = None
     """Inputs; None: a norm."""
-    bias: Callable[[ModelShape], bool] | None = None
+    bias: Callable[[ModelSizes], bool] | None = None
     """Whether it has one; None: never."""
     split: Literal["rows", "columns"] | None = None
     """Dimension that tp splits; None: every rank holds all.
@@ -63,19 +63,19 @@ class ModuleSpec:
     fused: Fused | None = None
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
-    only_if: Callable[[ModelShape], bool] | None = None
+    only_if: Callable[[ModelSizes], bool] | None = None
     """Whether a model has it, by its shape; None: all have it."""
     is_built: bool = True
     """False: the planner counts it, and models here have none."""
 
-    def elements(self, shape: ModelShape) -> int:
+    def elements(self, shape: ModelSizes) -> int:
         """Parameters, of one expert where there are several."""
         if self.only_if is not None and not self.only_if(shape):
             return 0
         weight = self.rows(shape) * (1 if self.columns is None else self.columns(shape))
         return weight + self._bias_elements(shape)
 
-    def parameters(self, shape: ModelShape) -> Iterator[tuple[str, int, bool]]:
+    def parameters(self, shape: ModelSizes) -> Iterator[tuple[str, int, bool]]:
         """Name in the block or model, elements, and whether tp splits them: weight and bias."""
         bias = self._bias_elements(shape)
         weight = self.elements(shape) - bias
@@ -84,13 +84,13 @@ class ModuleSpec:
         if bias:
             yield f"{self.module}.bias", bias, self.split == "rows"
 
-    def unsplit_elements(self, shape: ModelShape) -> int:
+    def unsplit_elements(self, shape: ModelSizes) -> int:
         """Return the parameters each rank of tp holds: all, or the bias of a sum over ranks."""
         if self.split is None:
             return self.elements(shape)
         return self._bias_elements(shape) if self.split == "columns" else 0
 
-    def _bias_elements(self, shape: ModelShape) -> int:
+    def _bias_elements(self, shape: ModelSizes) -> int:
         is_there = self.only_if is None or self.only_if(shape)
         return self.rows(shape) if is_there and self.bias is not None and self.bias(shape) else 0
 
@@ -134,7 +134,7 @@ class ConfigJson:
     """Keys that the family supports; in other families, they change models only in transformers."""
     refused: Callable[[Mapping[str, Any]], Mapping[str, bool]] = lambda _: {}
     """Reason -> whether it applies: what this family can say and is not built."""
-    written: Callable[[ModelShape], dict[str, Any]]
+    written: Callable[[ModelSizes], dict[str, Any]]
     """All but model_type, for transformers' config class."""
 
 
@@ -197,7 +197,7 @@ class Family:
     that follow the names; ``config/weights_match.py`` has those of all families."""
     is_always_tied: bool = False
     """Whether the head is always the table of tokens, for any config."""
-    uncounted: Callable[[ModelShape], Mapping[str, tuple[int, ...]]] = lambda _: {}
+    uncounted: Callable[[ModelSizes], Mapping[str, tuple[int, ...]]] = lambda _: {}
     """Parameters that have no row, as the planner does not count them: name -> shape."""
     config_json: ConfigJson
     initial_std: float = 0.02
@@ -283,7 +283,7 @@ class Family:
         rows = (row.module for row in self.block if row.is_built)
         return tuple(dict.fromkeys((*self.operators, *rows)))
 
-    def products(self, shape: ModelShape) -> tuple[Product, ...]:
+    def products(self, shape: ModelSizes) -> tuple[Product, ...]:
         """Matrix products of a block; neighbours that multiply the same input are one."""
         found = []
         matrices = [row for row in self.block if row.columns is not None and row.elements(shape)]
@@ -296,7 +296,7 @@ class Family:
         return (row for row in self.block if row.is_built and not row.per_expert)
 
 
-def _input_of(shape: ModelShape) -> Callable[[ModuleSpec], tuple[Any, ...]]:
+def _input_of(shape: ModelSizes) -> Callable[[ModuleSpec], tuple[Any, ...]]:
     """Return a key that is equal for two matrices that multiply the same input."""
 
     def key(row: ModuleSpec) -> tuple[Any, ...]:
@@ -309,50 +309,50 @@ def _input_of(shape: ModelShape) -> Callable[[ModuleSpec], tuple[Any, ...]]:
 # --- sizes that tables are made of ----------------------------------------------------------------
 
 
-def vocabulary(shape: ModelShape) -> int:
+def vocabulary(shape: ModelSizes) -> int:
     return shape.vocab_size
 
 
-def positions(shape: ModelShape) -> int:
+def positions(shape: ModelSizes) -> int:
     return shape.max_position_embeddings
 
 
-def hidden(shape: ModelShape) -> int:
+def hidden(shape: ModelSizes) -> int:
     return shape.hidden_size
 
 
-def heads(shape: ModelShape) -> int:
+def heads(shape: ModelSizes) -> int:
     return shape.queries_width
 
 
-def kv_heads(shape: ModelShape) -> int:
+def kv_heads(shape: ModelSizes) -> int:
     return shape.keys_width
 
 
-def head(shape: ModelShape) -> int:
+def head(shape: ModelSizes) -> int:
     return shape.head_width
 
 
-def inner(shape: ModelShape) -> int:
+def inner(shape: ModelSizes) -> int:
     return shape.intermediate_size
 
 
-def experts(shape: ModelShape) -> int:
+def experts(shape: ModelSizes) -> int:
     return shape.num_experts
 
 
-def expert_inner(shape: ModelShape) -> int:
+def expert_inner(shape: ModelSizes) -> int:
     return shape.expert_width
 
 
-def shared_inner(shape: ModelShape) -> int:
+def shared_inner(shape: ModelSizes) -> int:
     return shape.shared_expert_intermediate_size
 
 
-def has_attention_bias(shape: ModelShape) -> bool:
+def has_attention_bias(shape: ModelSizes) -> bool:
     """A bias that the config decides on."""
     return shape.attention_bias
 
 
-def always(_: ModelShape) -> bool:
+def always(_: ModelSizes) -> bool:
     return True

@@ -1,23 +1,33 @@
 """The named models of all families. A family is imported when one of its presets is looked for."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from shardyard.families.family import Preset
 from shardyard.families.registry import FAMILIES, family_of
+from shardyard.families.shape import ModelShape
 from shardyard.plugins import installed
 
 
-class _Presets(Mapping[str, Preset]):
+@dataclass(frozen=True, kw_only=True)
+class NamedShape:
+    """A preset with its family. ``vocab_size`` 0 means: that of the tokenizer."""
+
+    shape: ModelShape
+    source: str
+    """Where its sizes come from."""
+
+
+class _Presets(Mapping[str, NamedShape]):
     """Name -> preset, family by family: those of ours, and on the way to a name packages'.
 
     Presets of a package begin with the name of their family, so that no other is imported.
     """
 
-    def __getitem__(self, name: str) -> Preset:
+    def __getitem__(self, name: str) -> NamedShape:
         for model_type in _families(name):
             found = family_of(model_type).presets.get(name)
             if found is not None:
-                return found
+                return NamedShape(shape=ModelShape.of(found.shape), source=found.source)
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -33,9 +43,9 @@ def _families(preset: str) -> Iterator[str]:
     yield from (name for name in installed("families") if preset.startswith(f"{name}-"))
 
 
-PRESETS: Mapping[str, Preset] = _Presets()
+PRESETS: Mapping[str, NamedShape] = _Presets()
 
 
-def preset_named(name: str | None) -> Preset | None:
+def preset_named(name: str | None) -> NamedShape | None:
     """The preset that a recipe names; None: it names none, or none that there is."""
     return None if name is None else PRESETS.get(name)

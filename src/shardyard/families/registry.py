@@ -1,12 +1,9 @@
 """Table of families and their modules: looked up here, imported on first use."""
 
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
+from shardyard.families.family import Family
 from shardyard.plugins import load_entry_point, load_object, plug_in_named
-
-if TYPE_CHECKING:
-    from shardyard.families.family import Family
 
 FAMILIES = {
     "llama": "shardyard.families.llama:LLAMA",
@@ -25,7 +22,7 @@ FAMILIES = {
 
 
 @cache
-def family_of(model_type: str) -> "Family":
+def family_of(model_type: str) -> Family:
     """The family of a model type, ours or a package's.
 
     Raises:
@@ -41,8 +38,6 @@ def family_of(model_type: str) -> "Family":
 
 
 def _registration_error(content: object, *, model_type: str) -> str:
-    from shardyard.families.family import Family
-
     if not isinstance(content, Family):
         return f"is {type(content).__name__}, not a shardyard.families.family.Family"
     own = content.model_type

@@ -1,8 +1,8 @@
 """Bytes of a checkpoint: what plan, doctor and train compare with the room of run.dir."""
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.network import ImageNetwork
+from shardyard.families.images.registry import operators_of
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trainable_parameters import trained_of
 from shardyard.planner.workload import FORMAT_BYTES, optimizer_bytes

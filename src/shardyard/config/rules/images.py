@@ -8,9 +8,8 @@ from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.errors import Problem
-from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.network import ImageNetwork
-from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
+from shardyard.families.images.registry import IMAGE_PRESETS, KINDS, operators_of
 
 _WHAT = "a network for images"
 

@@ -15,9 +15,9 @@ from shardyard.config.formulas import copies, step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem
-from shardyard.families.images.lookup import operators_of
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.operators import Operator
+from shardyard.families.images.registry import operators_of
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.workload import Formats, Recompute, Techniques, formats_of
 

@@ -1,0 +1,90 @@
+"""Sizes of one transformer, as its config.json has them, and widths made of them."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """Sizes of one transformer; the field names are those of Hugging Face configs.
+
+    ``families/shape.py`` adds what depends on the family.
+    """
+
+    model_type: str
+    """Row of ``families/registry.py``; gpt2 also covers BLOOM, MPT and others like it."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    """Added to the variance by norms, also by those of BERT, which subtract the mean."""
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    head_dim: int | None = None
+    partial_rotary_factor: float = 1.0
+    """Share of each head that is turned by its position."""
+    hidden_act: str | None = None
+    """Activation of the MLP, where it is not its family's usual one."""
+    attn_logit_softcapping: float | None = None
+    """Limit c of attention scores: c x tanh(score / c); None: no limit."""
+    final_logit_softcapping: float | None = None
+    """The same of the logits."""
+    query_pre_attn_scalar: float | None = None
+    """Scores are divided by its root; None: by that of the width of a head."""
+    use_parallel_residual: bool = False
+    """Attention and MLP of a block both read its input, and their sum is added."""
+    rope_scaling: dict[str, Any] | None = None
+    """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
+    sliding_window: int | None = None
+    """A token sees itself and those before it, so many in all; None: the whole sample."""
+    layer_types: tuple[str, ...] | None = None
+    """Type of each block: whether it has that window; None: all have it."""
+    num_experts: int = 0
+    """Experts of each block's MLP; 0: one dense MLP."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int | None = None
+    """Width of one expert; None: intermediate_size."""
+    shared_expert_intermediate_size: int = 0
+    """Width of the expert that every token visits; 0: there is none."""
+    judges_pairs: bool = False
+    """Whether it has the head, too, that says if one text follows another."""
+    hidden_dropout: float = 0.0
+    """Share of hidden states that its own config.json drops; model.dropout says what is done."""
+
+    def __post_init__(self) -> None:
+        if self.layer_types is not None:  # a list, as JSON has it
+            object.__setattr__(self, "layer_types", tuple(self.layer_types))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        types = self.layer_types
+        return {**asdict(self), "layer_types": None if types is None else list(types)}
+
+    def has_window_below(self, tokens: int) -> bool:
+        """Whether any block has a window shorter than samples of that length."""
+        return self.sliding_window is not None and self.sliding_window < tokens
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def queries_width(self) -> int:
+        """Elements of all queries of a token."""
+        return self.num_attention_heads * self.head_width
+
+    @property
+    def keys_width(self) -> int:
+        """Elements of all its keys, or values."""
+        return self.num_key_value_heads * self.head_width
+
+    @property
+    def expert_width(self) -> int:
+        """Inner width of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
