@@ -39,7 +39,7 @@ from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.lookup import task_class
+from shardyard.tasks.base import task_class
 
 TIMES_THE_MOST_FREQUENT, NEXT_SENTENCE = 3.0, 0.6
 """The bars of what is learnt."""

@@ -9,7 +9,7 @@ from shardyard.config.load import load_recipe
 from shardyard.config.resolve import PartialResolution, check_resume, resolve, resolve_partial
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.model import check_vocabulary
-from shardyard.control.run_length import length_lines
+from shardyard.control.attempt import length_lines
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from shardyard.config.resolved import Resolved, RollbackTarget
-from shardyard.control.go_back import go_back
+from shardyard.control.resume import go_back
 from shardyard.errors import RequestError
 from shardyard.launchers.node_rank import NodeAssignment
 from shardyard.node.main import _LeadNode

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.splits import split_lines
+from shardyard.control.attempt import split_lines
 from shardyard.data.shards import TokenShards
 from shardyard.data.text_datasets import prepare_text
 from shardyard.errors import RequestError, SourceError

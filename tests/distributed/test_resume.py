@@ -16,8 +16,7 @@ from torch import Tensor
 
 from shardyard.config.resolved import RollbackTarget
 from shardyard.control.follow import describe_event
-from shardyard.control.go_back import check_step_exists, go_back
-from shardyard.control.resume import is_finished
+from shardyard.control.resume import check_step_exists, go_back, is_finished
 from shardyard.data.loader import MicroBatch
 from shardyard.errors import CheckpointError, RecipeError, RequestError, TrainingError
 from shardyard.observe.sinks import SAMPLES_MARK

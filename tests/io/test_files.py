@@ -17,7 +17,7 @@ OWN_ORDER = {
     "checkpoint/retention.py": 3,  # what goes, or is set aside
     "checkpoint/writer.py": 1,  # each rank flushes its own file
     "transfer/download.py": 1,  # what was there before
-    "control/go_back.py": 1,  # sets checkpoints aside
+    "control/resume.py": 1,  # sets checkpoints aside
     "doctor/paths.py": 1,
     "drill/injectors.py": 2,
 }

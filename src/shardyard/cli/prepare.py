@@ -11,12 +11,11 @@ from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
-from shardyard.control.attempt import prepare_also_h5, prepare_data, would_prepare
+from shardyard.control.attempt import prepare_also_h5, prepare_data, split_rows, would_prepare
 from shardyard.control.aux_jobs import SideTerms
 from shardyard.control.prepare_remote import prepare_on
 from shardyard.control.prune import Unused, delete, find_sets
 from shardyard.control.request import Request
-from shardyard.control.splits import split_rows
 from shardyard.control.submission import launcher_named
 from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.registry import LAUNCHERS

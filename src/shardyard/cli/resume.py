@@ -21,10 +21,10 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.run_attempt import run_attempt
 from shardyard.config.resolved import RollbackTarget
-from shardyard.control.go_back import go_back
 from shardyard.control.launch import resume_proposal
 from shardyard.control.resume import (
     check_has_training,
+    go_back,
 )
 from shardyard.control.submission import Launchers
 from shardyard.control.train import next_attempt

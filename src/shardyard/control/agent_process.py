@@ -159,16 +159,16 @@ def run_agent_command(
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Deliver signals only once they can be passed on; the agent starts with them held back too.
+    """Deliver signals only once they can be passed on; the agent starts with them blocked too.
 
     It never takes SIGUSR1, with which some clusters of Slurm warn all processes of a node.
     """
-    held = (*_PASSED_ON, signal.SIGHUP, signal.SIGUSR1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    blocked = (*_PASSED_ON, signal.SIGHUP, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 def _pass_signals_to(

@@ -1,27 +1,27 @@
-"""One attempt of a run on this machine: written down, started, followed, summed up."""
+"""One attempt of a run on this machine: prepare its data, report it, and write the attempt down."""
 
 import sys
 import tempfile
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from shardyard.config.data_choices import SLOTS
+from shardyard.config.formulas import first_batch
 from shardyard.config.image_classes import class_notes
 from shardyard.config.load import dump_recipe
 from shardyard.config.model.source import has_tokenizer, table_rows
 from shardyard.config.resolve import reuse_previous
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.custom_module import NO_SHAPE
+from shardyard.config.run_length import Length, requested_samples
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.task_lookup import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.config.versions import plug_ins_of
-from shardyard.control.model_check import check_weights_match_config
-from shardyard.control.request import Request
-from shardyard.control.run_length import length_lines
-from shardyard.control.splits import split_lines
+from shardyard.control.request import Request, check_weights_match_config
 from shardyard.control.subprocesses import run_program
 from shardyard.doctor.storage import check_space, lock_warning
 from shardyard.errors import RequestError
@@ -36,7 +36,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.manifest import write_manifest
 
-# What is told of a mixture once its sources are prepared and the length of the run is known.
+# Log lines about a mixture once its sources are prepared and the length of the run is known.
 
 _MANY_PASSES = 4.0
 """Up to so many passes text is nearly as good as new text (arXiv:2305.16264)."""
@@ -263,3 +263,61 @@ def check_single_node(recipe: Recipe) -> None:
             "Use cluster.nodes=1 here; `shardyard launch RECIPE --on local` starts several nodes "
             "on this machine, and --on slurm, kubernetes or aws-batch elsewhere."
         )
+
+
+def length_lines(resolved: Resolved) -> list[str]:
+    """A line for each phase whose length is rounded up."""
+    found = []
+    for number, phase in enumerate(resolved.of_phases, 1):
+        seq_len = int(phase.recipe.data.seq_len)
+        epoch = phase.data.num_samples("train", seq_len)
+        asked = requested_samples(phase.recipe, epoch)
+        if asked is None:
+            continue
+        length = Length(requested=asked, batch=first_batch(phase.recipe.optim))
+        if length.factor != 1:
+            of = f" of phase {number}" if resolved.phases else ""
+            epochs = float(Fraction(length.samples, epoch)) if epoch else 0
+            found.append(
+                f"length{of}: {float(asked):,.10g} samples are asked for, and {length.steps:,} "
+                f"steps of {length.batch:,} train {length.samples:,} ({epochs:.4g} epochs)"
+            )
+    return found
+
+
+def split_rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    """List files by split, as their names or data.eval_source decided: (label, files)."""
+    found = [(part.name, part.data) for part in metadata.parts] or [("", metadata)]
+    return [row for name, each in found for row in _split_rows(name, each)]
+
+
+def split_lines(metadata: DatasetMetadata) -> list[str]:
+    """The same as lines of a log."""
+    return [f"{label}: {files}" for label, files in split_rows(metadata)]
+
+
+def _split_rows(name: str, metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    of = f" of {name}" if name else ""
+    rows = []
+    if metadata.validation_files is not None:
+        number = (
+            metadata.eval_samples if metadata.num_classes is not None else metadata.eval_documents
+        )
+        unit = "pictures" if metadata.num_classes is not None else "documents"
+        rows.append((f"validation files{of}", f"{metadata.validation_files} ({number:,} {unit})"))
+    if metadata.left_out_files is not None:
+        why = "not training data by name; to train on one, name the file in data.source"
+        rows.append((f"left out{of}", f"{metadata.left_out_files} ({why})"))
+    if metadata.rejected is not None:
+        of_all = f"{metadata.rejected:,} of {metadata.rejected_of or 0:,} dialogues"
+        rows.append((f"left out{of}", f"{of_all}, which the chat template rejects"))
+    if metadata.true_pairs is not None:
+        rows.append((f"true pairs{of}", f"{metadata.true_pairs:.1%} of the training pairs"))
+    if metadata.empty_classes is not None:
+        rows.append(("class folders without a picture", metadata.empty_classes))
+    if metadata.unvalidated_classes is not None:
+        rows.append(("classes without validation pictures", metadata.unvalidated_classes))
+    if metadata.asked_files is not None:
+        why = "named as validation or test data, and data.source names it"
+        rows.append((f"trained on all the same{of}", f"{metadata.asked_files} ({why})"))
+    return rows

@@ -55,7 +55,7 @@ def plug_in_findings() -> list[Finding]:
         found += [_plugin_warning(text) for text in check_plug_in_claims(group, ours)]
         for name, claims in installed(group).items():
             if name in ours or len(claims) > 1:
-                continue  # told above
+                continue  # reported above
             try:
                 use(name)
             except ShardyardError as error:

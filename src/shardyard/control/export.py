@@ -47,7 +47,7 @@ def export_run(
     None: a request was only shown.
 
     Args:
-        to: A folder, or a place in S3.
+        to: A folder, or a location in S3.
         requested: ``step``, ``dtype`` or None, and ``merged``.
         terms: Terms of the side job, where only the nodes see the run's files.
         progress: Shows how far it is, where an export comes from the nodes.
@@ -72,7 +72,7 @@ def export_from(
     """Export from a run's folder that this machine sees; what was written.
 
     Args:
-        to: A folder, or a place in S3.
+        to: A folder, or a location in S3.
         requested: ``step``, ``dtype`` or None, and ``merged``.
 
     Raises:
@@ -82,19 +82,19 @@ def export_from(
     options += ["--dry-run"] if dry_run else []
     if not is_s3(to):
         return run_export(folder, "--to", to, options)
-    place, client = parse_location(to), s3_client()
-    check_access(client, place)
-    told = run_export(folder, "--into", str(folder.path / EXPORTS), options)
-    written = Path(told["to"])
-    told["to"] = to
+    target, client = parse_location(to), s3_client()
+    check_access(client, target)
+    result = run_export(folder, "--into", str(folder.path / EXPORTS), options)
+    written = Path(result["to"])
+    result["to"] = to
     if not dry_run:
         complete = read_digests(written)
-        info(f"sending {len(complete.files)} files, {format_bytes(complete.bytes)}, to {place}")
-        told["complete"]["was_there"] = not upload(
-            client, written, complete, place, told=lambda name, _: info(f"there: {name}")
+        info(f"sending {len(complete.files)} files, {format_bytes(complete.bytes)}, to {target}")
+        result["complete"]["was_there"] = not upload(
+            client, written, complete, target, told=lambda name, _: info(f"there: {name}")
         )
         _forget(written)
-    return told
+    return result
 
 
 def export_options(requested: dict[str, Any]) -> list[str]:
@@ -131,22 +131,22 @@ def export_from_nodes(
         check_has_checkpoint(trained)
     side = SideJob(kind="export", arguments={**requested, "to": to if stays else None})
     request = side_request(home.run_dir, trained.launcher, side, recipe=recipe)
-    told = run_side_job(home.run_dir, trained.launcher, request, terms)
-    if told is None:
+    result = run_side_job(home.run_dir, trained.launcher, request, terms)
+    if result is None:
         return None
     if stays and not is_s3(to):
         info(f"{to} is on the nodes' storage, where it was written and stays")
     if not stays:
-        wanted = str(told["complete"]["sha256"])
+        wanted = str(result["complete"]["sha256"])
         found = _is_exported_locally(Path(to), wanted)
         if not found:
-            there = f"{nodes_folder(recipe, home.run_dir)}/{EXPORTS}/{Path(told['to']).name}"
+            there = f"{nodes_folder(recipe, home.run_dir)}/{EXPORTS}/{Path(result['to']).name}"
             with open_remote_files(home.run_dir, trained, recipe, terms) as nodes:
                 assert nodes is not None
                 _download_export(nodes, there, Path(to), wanted, progress)
-        told["complete"]["was_there"] = found
-        told["to"] = to
-    return told
+        result["complete"]["was_there"] = found
+        result["to"] = to
+    return result
 
 
 def _download_export(

@@ -99,9 +99,9 @@ def download(
     _check_target_folder(to, run_dir)
     for warning in listing.warnings:
         warn(f"{warning}.")
-    beside = {name: each for name, each in listing.others.items() if name not in LINE_FILES}
+    others = {name: each for name, each in listing.others.items() if name not in LINE_FILES}
     lines = {name: each for name, each in listing.others.items() if name in LINE_FILES}
-    missing = missing_locally(beside, to.path)
+    missing = missing_locally(others, to.path)
     folders = {
         folder: lacking
         for folder, files in listing.checkpoints.items()
@@ -111,11 +111,11 @@ def download(
     size = sum(each.bytes for files in wanted for each in files.values())
     count = sum(len(files) for files in wanted)
     info(_sizes(listing, to.path, size))
-    told = FetchResult(
+    result = FetchResult(
         to=to.path, steps=listing.steps, files=count, bytes=size, warnings=listing.warnings
     )
     if dry_run:
-        return told
+        return result
     check_free_space(size, to.path)
     if to.path != run_dir.path:
         for begun in to.path.glob(_BEGUN):
@@ -128,7 +128,7 @@ def download(
             files = listing.checkpoints[folder]
             receive_whole(_Subfolder(source, folder), files, to.path / folder, on_progress=seen)
     _update_pointers(to, listing)
-    return told
+    return result
 
 
 Progress = Callable[[int], AbstractContextManager[ProgressCallback]]
@@ -217,9 +217,9 @@ def fetch_run(
     progress: Progress = log_progress,
 ) -> FetchResult | None:
     """Bring a run by the shortest way that there is; None: a request was only shown."""
-    place = None if via is None else parse_location(via)
+    location = None if via is None else parse_location(via)
     if home.folder is not None:
-        if place is not None:
+        if location is not None:
             raise RequestError(
                 f"--via {via}: the files of run {home.run_dir.run_id} are in {home.folder.path}, "
                 "which this machine sees. Leave --via out, or copy an export: shardyard export "
@@ -234,12 +234,12 @@ def fetch_run(
             source, listing, target, run_dir=home.run_dir, progress=progress, dry_run=terms.dry_run
         )
     trained, recipe = home.remote
-    if place is not None:
-        side = SideJob(kind="fetch", arguments={"via": str(place), "step": step})
+    if location is not None:
+        side = SideJob(kind="fetch", arguments={"via": str(location), "step": step})
         request = side_request(home.run_dir, trained.launcher, side, recipe=recipe)
         if run_side_job(home.run_dir, trained.launcher, request, terms) is None:
             return None
-        there = S3Source(client=s3_client(), location=place)
+        there = S3Source(client=s3_client(), location=location)
         listing = _of_complete(there.complete(), home.run_dir)
         return download(there, listing, target, run_dir=home.run_dir, progress=progress)
     with open_remote_files(home.run_dir, trained, recipe, terms) as nodes:

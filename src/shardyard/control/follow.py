@@ -502,8 +502,8 @@ def describe_step(
 
 def describe_scores(scores: Mapping[str, float | None]) -> list[str]:
     """An evaluation in a few words each: its loss, and what a loss does not tell."""
-    told = [name for name in scores if name not in ("loss", *_TOLD_BY_LOSS)]
-    return [f"{name} {number_text(scores.get(name))}" for name in ("loss", *told)]
+    shown = [name for name in scores if name not in ("loss", *_TOLD_BY_LOSS)]
+    return [f"{name} {number_text(scores.get(name))}" for name in ("loss", *shown)]
 
 
 def _first_sentence(text: str) -> str:

@@ -107,12 +107,12 @@ def exists_already(file: Path) -> str:
 def _header(draft: RecipeDraft, today: str) -> list[str]:
     recipe, planned = draft.recipe, draft.planned
     model = recipe.model.preset or recipe.model.hub or recipe.model.path
-    place = "this machine"
+    machines = "this machine"
     if planned is not None:
-        place = planned.plan.devices_words()
+        machines = planned.plan.devices_words()
     elif draft.launcher is not None:
-        place = f"{recipe.cluster.nodes} x {draft.machines}"
-    lines = _comment(f"{model} learns {recipe.data.source} on {place}.")
+        machines = f"{recipe.cluster.nodes} x {draft.machines}"
+    lines = _comment(f"{model} learns {recipe.data.source} on {machines}.")
     lines += ["#", *(f"#   {command}" for command in commands_of(draft)), "#"]
     if planned is None:
         why = f"Nothing is predicted: {draft.no_plan_reason}"
@@ -120,7 +120,7 @@ def _header(draft: RecipeDraft, today: str) -> list[str]:
         return [*lines, *_comment(f"{why}{again}")]
     lines += _comment(f"What `shardyard plan` predicts, {today} (docs/accuracy.md: how well):")
     rows = [row for row in headline(planned.plan) if row[1:] != ("", "")]
-    wide, middle = (max(len(row[place]) for row in rows) for place in (0, 1))
+    wide, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, value, reason in rows:
         lead = f"  {name:<{wide}}  {value:<{middle}}  "
         lines += _comment(f"{lead}{reason}", indent=" " * len(lead))

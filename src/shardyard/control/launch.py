@@ -14,9 +14,8 @@ from shardyard.control.job import (
     launched_of,
     reject_bench,
 )
-from shardyard.control.model_check import check_weights_match_config
 from shardyard.control.prepare_remote import data_line, find_prepared
-from shardyard.control.request import Request
+from shardyard.control.request import Request, check_weights_match_config
 from shardyard.control.resume import check_job_over, propose_resume
 from shardyard.control.submission import (
     Launchers,

@@ -111,8 +111,8 @@ def read_board(run: RunDir, *, is_training_remotely: bool = False) -> Board:
     steps = list(islice(latest_steps(run.metrics), RECENT_STEPS))
     newest = steps[0] if steps else {}
     resolved = latest_resolved(run).resolved
-    told = {event["kind"]: event for event in events}
-    ready, started = told.get("model_ready", {}), told.get("rendezvous", {})
+    by_kind = {event["kind"]: event for event in events}
+    ready, started = by_kind.get("model_ready", {}), by_kind.get("rendezvous", {})
     step_s = _median(steps, "step_time_s")
     wait_s = _median(steps, "data_wait_s")
     planned = None if resolved is None else resolved.steps
@@ -133,7 +133,7 @@ def read_board(run: RunDir, *, is_training_remotely: bool = False) -> Board:
 
 
 def _of_this_start(run: RunDir) -> list[Line]:
-    """Events that tell of ranks, from their newest meeting on."""
+    """Events about ranks, from their newest rendezvous on."""
     events: list[Line] = []
     for event in read_lines_backwards(run.events, with_any=[f'"{kind}"' for kind in _TELLING]):
         if event.get("kind") in _TELLING:

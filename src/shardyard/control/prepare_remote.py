@@ -76,11 +76,11 @@ def find_prepared(parent: Path, launcher: Launcher, recipe: Recipe) -> Prepared 
 
 
 def _data_key(recipe: Recipe) -> tuple[object, ...]:
-    """Return what two recipes share that need the same files in the same place."""
+    """Return what two recipes share that need the same files on the same target."""
     launch, data = recipe.launch, recipe.data.model_dump(exclude=_NOT_OF_TOKENS)
     pods, region = launch.kubernetes, launch.aws_batch.region
-    place = (pods.context, pods.namespace, region, launch.model_extra)
-    return (recipe.run.dir, launch.volumes, *place, recipe.model, data)
+    target = (pods.context, pods.namespace, region, launch.model_extra)
+    return (recipe.run.dir, launch.volumes, *target, recipe.model, data)
 
 
 def data_line(

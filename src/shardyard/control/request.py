@@ -1,6 +1,7 @@
 """Request of a user: recipe files and overrides, loaded, checked, with the model's shape.
 
-This is the first step of every verb that takes a recipe.
+This is the first step of every verb that takes a recipe. A process of its own compares the weights
+of a model that only transformers knows.
 """
 
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 from shardyard.config.auto import ResolveContext
 from shardyard.config.cluster_choice import devices_of_node
-from shardyard.config.inspection import inspect_folder, tokenizer_notes
+from shardyard.config.inspection import inspect_folder, loads_weights, tokenizer_notes
 from shardyard.config.load import Source, is_override
 from shardyard.config.model.source import (
     config_content,
@@ -53,7 +54,9 @@ from shardyard.config.rules.model import check_model
 from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
+from shardyard.config.weight_files import has_weight_files
 from shardyard.control.alerts import validate_addresses
+from shardyard.control.subprocesses import run_program
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -445,3 +448,22 @@ def settings_of(request: Request, preview: PartialResolution) -> dict[str, dict[
         for name, value in values.items()
         if value != {} or name != "secrets"  # a section without settings
     }
+
+
+def check_weights_match_config(request: Request) -> None:
+    """Compare the folder of a model of no family, or of an image network, with its config.json.
+
+    Models of a family are compared where the request is read, without transformers.
+
+    Raises:
+        RecipeError: The folder holds less or more than the model.
+    """
+    folder, recipe = request.model_dir, request.recipe
+    kind = "images" if request.network is not None else "text"
+    is_asked = kind == "images" or is_generic(recipe)
+    if folder is None or not is_asked or not loads_weights(recipe) or not has_weight_files(folder):
+        return
+    found = run_program("shardyard.models.folder_report", [str(folder), kind])["problems"]
+    if found:
+        setting = "model.path" if recipe.model.path is not None else "model.hub"
+        raise RecipeError([Problem(setting, problem) for problem in found])

@@ -1,5 +1,10 @@
-"""Continue a run: its next attempt or job, and what speaks against it."""
+"""Continue a run from its newest or an earlier checkpoint: checks, and the next attempt or job.
 
+To go back, newer checkpoints are renamed to ``step-N.replaced``, so that every reader takes the
+earlier one for the newest. They are removed once the run has a durable checkpoint as far on.
+"""
+
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +15,18 @@ from shardyard.config.resolved import DatasetMetadata, Resolved, RollbackTarget
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.go_back import check_step_exists
 from shardyard.control.job import job_of, latest_job_recipe
 from shardyard.control.request import Request
 from shardyard.control.submission import Launchers, Proposal, launcher_named, propose
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, StorageError
+from shardyard.io.files import flush_folder, write_text
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
 from shardyard.log import info
 from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import read_steps
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import REPLACED, RunDir
 from shardyard.rundir.state import read_state
 from shardyard.units import format_usd
 
@@ -83,7 +88,7 @@ def check_has_training(run_dir: RunDir) -> None:
 
 
 def check_same_run(run_dir: RunDir, requested: Path, recipe: Recipe) -> None:
-    """Raise if overrides name another run or place than the one that continues."""
+    """Raise if overrides name another run or folder than the one that continues."""
     before, now = load_recipe([requested], of_run=True).run, recipe.run
     is_parent = Path(now.dir).expanduser().resolve() == run_dir.path.parent
     given = {
@@ -190,3 +195,47 @@ def check_cost_limit(run_dir: RunDir, launch: Launch) -> None:
         f"may cost, all its jobs together. Raise it above {usd} to go on: `shardyard resume "
         f"{run_dir.handle} launch.max_usd=USD`."
     )
+
+
+def check_step_exists(run_dir: RunDir, back_to: RollbackTarget) -> None:
+    """Raise if there is no whole checkpoint of the step.
+
+    Raises:
+        RequestError: There is none.
+    """
+    steps = run_dir.checkpoint_steps()
+    if back_to.step in steps:
+        return
+    there = ", ".join(map(str, steps)) or "none"
+    raise RequestError(
+        f"--step {back_to.step}: run {run_dir.run_id} has no such checkpoint. It has those of "
+        f"steps {there}. checkpoint.keep_last says how many are kept."
+    )
+
+
+def go_back(run_dir: RunDir, back_to: RollbackTarget) -> list[int]:
+    """Put the checkpoints after a step aside; returns their steps. The caller holds the lease.
+
+    Raises:
+        StorageError: A checkpoint cannot be renamed.
+    """
+    newer = [step for step in run_dir.checkpoint_steps() if step > back_to.step]
+    try:
+        for step in reversed(newer):  # a kill in between leaves the older ones in use
+            _put_aside(run_dir.checkpoint(step))
+        write_text(run_dir.latest, run_dir.checkpoint(back_to.step).name + "\n")
+        flush_folder(run_dir.checkpoints)
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename} cannot be renamed: {error.strerror}. Nothing was trained. Check "
+            "that the folder is yours and can be written."
+        ) from error
+    return newer
+
+
+def _put_aside(folder: Path) -> None:
+    """In place of one that was put aside before."""
+    aside = folder.with_name(folder.name + REPLACED)
+    if aside.exists():
+        shutil.rmtree(aside)
+    folder.rename(aside)

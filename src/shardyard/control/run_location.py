@@ -64,7 +64,7 @@ def check_has_checkpoint(launched: LaunchedJob) -> None:
     """
     state = launched.status().state
     if state.is_over:
-        return  # what its log told may be gone with its pods: the folder itself is asked
+        return  # what its log said may be gone with its pods: the folder itself is asked
     if state is not JobState.WAITING:
         fetch_progress(launched)
     events = read_lines(launched.run_dir.events)

@@ -93,15 +93,16 @@ def ask_all(
 
     The reason for a missing answer is logged once for each scheduler.
     """
-    waiting, told = _Waiting(), _Answers()
+    waiting, answer_queue = _Waiting(), _Answers()
     asked = [job_of(run_dir, entry) for run_dir, entry in jobs]
-    for question in sorted(_questions(asked, launchers, told), key=lambda one: -len(one.jobs)):
+    questions = _questions(asked, launchers, answer_queue)
+    for question in sorted(questions, key=lambda one: -len(one.jobs)):
         waiting.put(question)
     ends_at = time.monotonic() + within_s
 
     def ask() -> None:
         while (question := waiting.get()) is not None and time.monotonic() < ends_at:
-            _ask(question, waiting, told)
+            _ask(question, waiting, answer_queue)
 
     # daemons, not a pool: one that hangs in a call must not keep the list from being shown
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(min(_THREADS, len(jobs)))]
@@ -110,7 +111,7 @@ def ask_all(
     answers: dict[str, _JobAnswer] = {}
     while len(answers) < len(jobs) and (left_s := ends_at - time.monotonic()) > 0:
         try:
-            one = told.get(timeout=left_s)
+            one = answer_queue.get(timeout=left_s)
         except queue.Empty:
             break
         answers[one.run_id] = one
@@ -229,13 +230,13 @@ def list_runs(
         for state in reversed(states)  # the newest first: those a reader looks for
         if state.id in jobs and state.state != "finished"
     ]
-    told = ask_all(asked, launchers, within_s=within_s)
+    job_states = ask_all(asked, launchers, within_s=within_s)
     return [
         ListedRun(
             run_dir=folders[state.id],
             state=state,
             entry=jobs.get(state.id),
-            job_state=told.get(state.id),
+            job_state=job_states.get(state.id),
         )
         for state in states
     ]

@@ -20,7 +20,7 @@ from shardyard.rundir.lease import Lease
 from shardyard.units import format_seconds
 
 _END_SLACK_S = 180.0
-"""Beyond elastic.drain_timeout_s: for the scheduler to pass the wish on and to clean up."""
+"""Beyond elastic.drain_timeout_s: for the scheduler to pass the request on and to clean up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +108,8 @@ def _resubmit(
     try:
         ended = drain(job)
         if ended.state is JobState.SUCCEEDED:
-            told = f"{words} came to the end of the run before it drained: nothing was submitted"
-            return Scaled(job=job, status=ended, words=told)
+            outcome = f"{words} came to the end of the run before it drained: nothing was submitted"
+            return Scaled(job=job, status=ended, words=outcome)
         Lease(run_dir.lease).close()  # no process of this machine trains it either
         info(f"{words} is over ({ended.state.value}): submitting the run with {nodes} nodes")
         return Scaled(job=submitted(proposal), status=ended, words="", proposal=proposal)

@@ -298,7 +298,7 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
         with _ledger_lock(proposal, ledger):
             yield
     except BaseException:
-        is_blank = ledger.is_blank()  # made to be held, and nothing was written into it
+        is_blank = ledger.is_blank()  # made to take its lock, and nothing was written into it
         has_jobs = not is_blank and _has_jobs(ledger)
         if not is_blank and any(entry not in before for entry in ledger.live()):
             info(

@@ -27,10 +27,15 @@ from shardyard.control.attempt import (
     write_down,
 )
 from shardyard.control.follow import ViewFactory, log_view
-from shardyard.control.go_back import check_step_exists
 from shardyard.control.job import check_submission_finished
 from shardyard.control.request import Request, take_environment
-from shardyard.control.resume import check_same_run, data_as_before, is_finished, latest_attempt
+from shardyard.control.resume import (
+    check_same_run,
+    check_step_exists,
+    data_as_before,
+    is_finished,
+    latest_attempt,
+)
 from shardyard.control.submission import check_run_is_new
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.io.files import create_text
@@ -278,7 +283,7 @@ def train(attempt: Attempt, *, view_factory: ViewFactory = log_view) -> TrainRes
 
 def _check_writable(runs_dir: Path) -> None:
     """Raise now, not after an hour of preparation, if no run folder can be made there."""
-    nearest = next(place for place in (runs_dir, *runs_dir.absolute().parents) if place.exists())
+    nearest = next(folder for folder in (runs_dir, *runs_dir.absolute().parents) if folder.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
     why = "cannot be written" if nearest.is_dir() else "is a file, not a folder"

@@ -218,9 +218,9 @@ class Replanner:
 
 def _batch_overrides(requested: Recipe, resolved: Recipe) -> list[str]:
     """The batch that was settled, as overrides of what was asked."""
-    held = []
+    settings = []
     if requested.optim.micro_batch == "auto":
-        held.append(f"optim.micro_batch={resolved.optim.micro_batch}")
+        settings.append(f"optim.micro_batch={resolved.optim.micro_batch}")
     if requested.optim.global_batch == "auto" and requested.optim.batch_per_device is None:
-        held.append(f"optim.global_batch={resolved.optim.global_batch}")
-    return held
+        settings.append(f"optim.global_batch={resolved.optim.global_batch}")
+    return settings

@@ -25,7 +25,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import fill_weights
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.lookup import task_class
+from shardyard.tasks.base import task_class
 from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 

@@ -27,9 +27,14 @@ from shardyard.control.agent_process import run_node_process
 from shardyard.control.alerts import alerting, validate_addresses
 from shardyard.control.attempt import Attempt, check_storage, no_plan, resolve_locally, write_down
 from shardyard.control.code_bundle import take_code
-from shardyard.control.go_back import check_step_exists, go_back
 from shardyard.control.request import Request
-from shardyard.control.resume import check_cost_limit, is_finished, latest_attempt
+from shardyard.control.resume import (
+    check_cost_limit,
+    check_step_exists,
+    go_back,
+    is_finished,
+    latest_attempt,
+)
 from shardyard.control.train import write_last_report
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.io.files import write_text

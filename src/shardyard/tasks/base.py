@@ -1,4 +1,4 @@
-"""Interface between a run and its task.
+"""Interface between a run and its task, and the lookup of a task by its name.
 
 A task is one file next to this one and one row of ``config/tasks.py``. The row names the
 preparation of its data and its metrics. The file defines what the loader yields, how losses
@@ -15,7 +15,9 @@ from torch import nn
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.task_lookup import task_code
 from shardyard.data.loader import MicroBatch, Samples
+from shardyard.errors import RequestError
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.loss_computation import Computation
@@ -75,3 +77,22 @@ class Task(ABC):
         None: no sample was requested, or the task has none to show.
         """
         return None
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of a name.
+
+    Raises:
+        RequestError: There is none of it, or a package's cannot be used.
+    """
+    task_type: type[Task] = task_code(name)
+    if (
+        not (isinstance(task_type, type) and issubclass(task_type, Task))
+        or task_type.__abstractmethods__
+    ):
+        lacks = ", ".join(sorted(getattr(task_type, "__abstractmethods__", ()))) or "its base class"
+        raise RequestError(
+            f"task.name={name}: {task_type!r}, which its row names as its code, is no whole "
+            f"shardyard.tasks.base.Task: it lacks {lacks}. Mend the package that adds it."
+        )
+    return task_type

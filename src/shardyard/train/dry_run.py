@@ -30,7 +30,7 @@ from shardyard.errors import RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.io.files import parse_json
 from shardyard.parallel.mesh import build_mesh
-from shardyard.tasks.lookup import task_class
+from shardyard.tasks.base import task_class
 from shardyard.tasks.loss_computation import LossSums
 from shardyard.train.allocations import (
     GRADIENTS,

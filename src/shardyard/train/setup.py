@@ -58,9 +58,8 @@ from shardyard.parallel.reproducible_sums import ExactGradients
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.base import Task
+from shardyard.tasks.base import Task, task_class
 from shardyard.tasks.language import vocabulary
-from shardyard.tasks.lookup import task_class
 from shardyard.tasks.loss_computation import Computation
 from shardyard.train.custom_model import build_custom
 from shardyard.train.determinism_check import check_determinism

@@ -11,7 +11,7 @@ import pytest
 from shardyard.cli.prepare import _rows
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.splits import split_lines
+from shardyard.control.attempt import split_lines
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, verify
 from shardyard.data.work_units import LEARNT

@@ -11,7 +11,7 @@ import pytest
 
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.splits import split_lines
+from shardyard.control.attempt import split_lines
 from shardyard.data.images.cache import ImageBytes
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
