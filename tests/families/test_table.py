@@ -196,7 +196,7 @@ def test_a_preset_is_found_without_the_families_after_its_own() -> None:
         " or n == 'torch'))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ("config_json", "family", "llama", "presets", "registry", "shape")
+    names = ("config_json", "dimensions", "family", "llama", "presets", "registry", "shape")
     assert told.stdout.strip() == str([f"shardyard.families.{name}" for name in names])
 
 

@@ -6,6 +6,7 @@ Source: Devlin et al. 2019, arXiv:1810.04805, section 3.
 from collections.abc import Mapping
 from typing import Any
 
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
@@ -19,30 +20,29 @@ from shardyard.families.family import (
     positions,
     vocabulary,
 )
-from shardyard.families.sizes import ModelSizes
 
 TOKEN_TYPES = 2
 
 
-def _token_types(_: ModelSizes) -> int:
+def _token_types(_: ModelDimensions) -> int:
     return TOKEN_TYPES
 
 
-def _kinds_of_pairs(_: ModelSizes) -> int:
+def _kinds_of_pairs(_: ModelDimensions) -> int:
     return 2
 
 
-def _has_pair_head(shape: ModelSizes) -> bool:
+def _has_pair_head(shape: ModelDimensions) -> bool:
     return shape.judges_pairs
 
 
-def _not_counted(_: ModelSizes) -> int:
+def _not_counted(_: ModelDimensions) -> int:
     return 0
 
 
-def _shape(width: int, layers: int, queries: int, *, vocab: int = 30522) -> ModelSizes:
+def _shape(width: int, layers: int, queries: int, *, vocab: int = 30522) -> ModelDimensions:
     """Return the shape of a BERT; the default vocabulary is the uncased English one."""
-    return ModelSizes(
+    return ModelDimensions(
         model_type="bert", vocab_size=vocab, hidden_size=width, intermediate_size=4 * width,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=queries,
         max_position_embeddings=512, tie_word_embeddings=True, rms_norm_eps=1e-12,
@@ -86,7 +86,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     }
 
 
-def _written(shape: ModelSizes) -> dict[str, Any]:
+def _written(shape: ModelDimensions) -> dict[str, Any]:
     return {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -101,7 +101,7 @@ def _written(shape: ModelSizes) -> dict[str, Any]:
     }
 
 
-def _uncounted(shape: ModelSizes) -> dict[str, tuple[int, ...]]:
+def _uncounted(shape: ModelDimensions) -> dict[str, tuple[int, ...]]:
     """The dense layer, norm and bias of the head."""
     width, transform = shape.hidden_size, "cls.predictions.transform"
     vectors = (

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardyard.errors import RequestError
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, Family
 from shardyard.families.registry import FAMILIES, family_of, is_family
 from shardyard.families.shape import ModelShape
-from shardyard.families.sizes import ModelSizes
 
 _SIZES = (
     "vocab_size",
@@ -294,7 +294,7 @@ _OF_DECODERS = (
 )  # fmt: skip
 
 
-def decoder_fields(shape: ModelSizes) -> dict[str, Any]:
+def decoder_fields(shape: ModelDimensions) -> dict[str, Any]:
     """Return the fields of most decoders' config class in transformers; a family adds others."""
     names = _OF_DECODERS if shape.num_experts else _OF_DECODERS[: -len(_OF_EXPERTS)]
     content = shape.to_dict()
@@ -303,7 +303,7 @@ def decoder_fields(shape: ModelSizes) -> dict[str, Any]:
     return {**fields, "rope_parameters": {**scaling, "rope_theta": fields.pop("rope_theta")}}
 
 
-def windows_by_number(shape: ModelSizes) -> dict[str, Any]:
+def windows_by_number(shape: ModelDimensions) -> dict[str, Any]:
     """Return the window's fields of a family whose blocks may differ in their windows."""
     window, layers = shape.sliding_window, shape.num_hidden_layers
     usual = FULL if window is None else SLIDING

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-from shardyard.families.sizes import ModelSizes
+from shardyard.families.dimensions import ModelDimensions
 
-Size = Callable[[ModelSizes], int]
+Size = Callable[[ModelDimensions], int]
 """From a model's sizes to a number of rows or columns."""
 
 
@@ -20,7 +20,7 @@ Size = Callable[[ModelSizes], int]
 class Preset:
     """Sizes with a name and a source. ``vocab_size`` 0 means: that of the tokenizer."""
 
-    shape: ModelSizes
+    shape: ModelDimensions
     source: str
 
 
@@ -44,7 +44,7 @@ class ModuleSpec:
     """Outputs of a matrix, entries of a table, elements of a norm."""
     columns: Size | None = None
     """Inputs; None: a norm."""
-    bias: Callable[[ModelSizes], bool] | None = None
+    bias: Callable[[ModelDimensions], bool] | None = None
     """Whether it has one; None: never."""
     split: Literal["rows", "columns"] | None = None
     """Dimension that tp splits; None: every rank holds all.
@@ -63,19 +63,19 @@ class ModuleSpec:
     fused: Fused | None = None
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
-    only_if: Callable[[ModelSizes], bool] | None = None
+    only_if: Callable[[ModelDimensions], bool] | None = None
     """Whether a model has it, by its shape; None: all have it."""
     is_built: bool = True
     """False: the planner counts it, and models here have none."""
 
-    def elements(self, shape: ModelSizes) -> int:
+    def elements(self, shape: ModelDimensions) -> int:
         """Parameters, of one expert where there are several."""
         if self.only_if is not None and not self.only_if(shape):
             return 0
         weight = self.rows(shape) * (1 if self.columns is None else self.columns(shape))
         return weight + self._bias_elements(shape)
 
-    def parameters(self, shape: ModelSizes) -> Iterator[tuple[str, int, bool]]:
+    def parameters(self, shape: ModelDimensions) -> Iterator[tuple[str, int, bool]]:
         """Name in the block or model, elements, and whether tp splits them: weight and bias."""
         bias = self._bias_elements(shape)
         weight = self.elements(shape) - bias
@@ -84,13 +84,13 @@ class ModuleSpec:
         if bias:
             yield f"{self.module}.bias", bias, self.split == "rows"
 
-    def unsplit_elements(self, shape: ModelSizes) -> int:
+    def unsplit_elements(self, shape: ModelDimensions) -> int:
         """Return the parameters each rank of tp holds: all, or the bias of a sum over ranks."""
         if self.split is None:
             return self.elements(shape)
         return self._bias_elements(shape) if self.split == "columns" else 0
 
-    def _bias_elements(self, shape: ModelSizes) -> int:
+    def _bias_elements(self, shape: ModelDimensions) -> int:
         is_there = self.only_if is None or self.only_if(shape)
         return self.rows(shape) if is_there and self.bias is not None and self.bias(shape) else 0
 
@@ -134,7 +134,7 @@ class ConfigJson:
     """Keys that the family supports; in other families, they change models only in transformers."""
     refused: Callable[[Mapping[str, Any]], Mapping[str, bool]] = lambda _: {}
     """Reason -> whether it applies: what this family can say and is not built."""
-    written: Callable[[ModelSizes], dict[str, Any]]
+    written: Callable[[ModelDimensions], dict[str, Any]]
     """All but model_type, for transformers' config class."""
 
 
@@ -197,7 +197,7 @@ class Family:
     that follow the names; ``config/weights_match.py`` has those of all families."""
     is_always_tied: bool = False
     """Whether the head is always the table of tokens, for any config."""
-    uncounted: Callable[[ModelSizes], Mapping[str, tuple[int, ...]]] = lambda _: {}
+    uncounted: Callable[[ModelDimensions], Mapping[str, tuple[int, ...]]] = lambda _: {}
     """Parameters that have no row, as the planner does not count them: name -> shape."""
     config_json: ConfigJson
     initial_std: float = 0.02
@@ -283,7 +283,7 @@ class Family:
         rows = (row.module for row in self.block if row.is_built)
         return tuple(dict.fromkeys((*self.operators, *rows)))
 
-    def products(self, shape: ModelSizes) -> tuple[Product, ...]:
+    def products(self, shape: ModelDimensions) -> tuple[Product, ...]:
         """Matrix products of a block; neighbours that multiply the same input are one."""
         found = []
         matrices = [row for row in self.block if row.columns is not None and row.elements(shape)]
@@ -296,7 +296,7 @@ class Family:
         return (row for row in self.block if row.is_built and not row.per_expert)
 
 
-def _input_of(shape: ModelSizes) -> Callable[[ModuleSpec], tuple[Any, ...]]:
+def _input_of(shape: ModelDimensions) -> Callable[[ModuleSpec], tuple[Any, ...]]:
     """Return a key that is equal for two matrices that multiply the same input."""
 
     def key(row: ModuleSpec) -> tuple[Any, ...]:
@@ -309,50 +309,50 @@ def _input_of(shape: ModelSizes) -> Callable[[ModuleSpec], tuple[Any, ...]]:
 # --- sizes that tables are made of ----------------------------------------------------------------
 
 
-def vocabulary(shape: ModelSizes) -> int:
+def vocabulary(shape: ModelDimensions) -> int:
     return shape.vocab_size
 
 
-def positions(shape: ModelSizes) -> int:
+def positions(shape: ModelDimensions) -> int:
     return shape.max_position_embeddings
 
 
-def hidden(shape: ModelSizes) -> int:
+def hidden(shape: ModelDimensions) -> int:
     return shape.hidden_size
 
 
-def heads(shape: ModelSizes) -> int:
+def heads(shape: ModelDimensions) -> int:
     return shape.queries_width
 
 
-def kv_heads(shape: ModelSizes) -> int:
+def kv_heads(shape: ModelDimensions) -> int:
     return shape.keys_width
 
 
-def head(shape: ModelSizes) -> int:
+def head(shape: ModelDimensions) -> int:
     return shape.head_width
 
 
-def inner(shape: ModelSizes) -> int:
+def inner(shape: ModelDimensions) -> int:
     return shape.intermediate_size
 
 
-def experts(shape: ModelSizes) -> int:
+def experts(shape: ModelDimensions) -> int:
     return shape.num_experts
 
 
-def expert_inner(shape: ModelSizes) -> int:
+def expert_inner(shape: ModelDimensions) -> int:
     return shape.expert_width
 
 
-def shared_inner(shape: ModelSizes) -> int:
+def shared_inner(shape: ModelDimensions) -> int:
     return shape.shared_expert_intermediate_size
 
 
-def has_attention_bias(shape: ModelSizes) -> bool:
+def has_attention_bias(shape: ModelDimensions) -> bool:
     """A bias that the config decides on."""
     return shape.attention_bias
 
 
-def always(_: ModelSizes) -> bool:
+def always(_: ModelDimensions) -> bool:
     return True

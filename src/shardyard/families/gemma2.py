@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import FULL, SLIDING, decoder_fields
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, ModuleSpec, Preset, hidden
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
-from shardyard.families.sizes import ModelSizes
 
 _ACTIVATION = "gelu_pytorch_tanh"
 
@@ -22,8 +22,8 @@ def _types(layers: int) -> list[str]:
 def _shape(
     width: int, inner: int, layers: int, queries: int, keys: int, head: int,
     *, scalar: float, vocab: int = 256000, context: int = 8192, window: int = 4096,
-) -> ModelSizes:  # fmt: skip
-    return ModelSizes(
+) -> ModelDimensions:  # fmt: skip
+    return ModelDimensions(
         model_type="gemma2", vocab_size=vocab, hidden_size=width, intermediate_size=inner,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=keys,
         head_dim=head, max_position_embeddings=context, rms_norm_eps=1e-6,
@@ -67,7 +67,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     }
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     usual = [FULL if shape.sliding_window is None else SLIDING] * shape.num_hidden_layers
     return {
         **decoder_fields(shape),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
@@ -25,15 +26,14 @@ from shardyard.families.family import (
     positions,
     vocabulary,
 )
-from shardyard.families.sizes import ModelSizes
 
 _Input = partial(ModuleSpec, bias=always, split="rows", is_transposed=True)
 _Output = partial(ModuleSpec, bias=always, split="columns", is_transposed=True)
 _QKV = Fused("attn.c_attn", ("q_proj", "k_proj", "v_proj"))
 
 
-def _shape(width: int, layers: int, queries: int, *, vocab: int = 50257) -> ModelSizes:
-    return ModelSizes(
+def _shape(width: int, layers: int, queries: int, *, vocab: int = 50257) -> ModelDimensions:
+    return ModelDimensions(
         model_type="gpt2", vocab_size=vocab, hidden_size=width, intermediate_size=4 * width,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=queries,
         max_position_embeddings=1024, tie_word_embeddings=True,
@@ -50,7 +50,7 @@ _PRESETS = {
     "gpt2-large": Preset(shape=_shape(1280, 36, 20), source=_SOURCE.format("gpt2-large")),
     "gpt2-xl": Preset(shape=_shape(1600, 48, 25), source=_SOURCE.format("gpt2-xl")),
     "gpt3-175b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="gpt2", vocab_size=50257, hidden_size=12288, intermediate_size=49152,
             num_hidden_layers=96, num_attention_heads=96, num_key_value_heads=96,
             max_position_embeddings=2048, tie_word_embeddings=True,
@@ -86,7 +86,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     }
 
 
-def _written(shape: ModelSizes) -> dict[str, Any]:
+def _written(shape: ModelDimensions) -> dict[str, Any]:
     is_usual = shape.intermediate_size == 4 * shape.hidden_size
     return {
         "vocab_size": shape.vocab_size,

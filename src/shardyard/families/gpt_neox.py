@@ -9,6 +9,7 @@ Source: Black et al. 2022, arXiv:2204.06745, section 2; Biderman et al. 2023, ar
 from collections.abc import Mapping
 from typing import Any
 
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
@@ -21,15 +22,16 @@ from shardyard.families.family import (
     inner,
     vocabulary,
 )
-from shardyard.families.sizes import ModelSizes
 
 
-def _queries_keys_values(shape: ModelSizes) -> int:
+def _queries_keys_values(shape: ModelDimensions) -> int:
     return 3 * shape.queries_width
 
 
-def _shape(vocab: int, width: int, layers: int, queries: int, *, act: str | None) -> ModelSizes:
-    return ModelSizes(
+def _shape(
+    vocab: int, width: int, layers: int, queries: int, *, act: str | None
+) -> ModelDimensions:
+    return ModelDimensions(
         model_type="gpt_neox", vocab_size=vocab, hidden_size=width, intermediate_size=4 * width,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=queries,
         max_position_embeddings=2048, attention_bias=True, partial_rotary_factor=0.25,
@@ -64,7 +66,7 @@ def _read(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "rope_theta": theta, "partial_rotary_factor": share}
 
 
-def _written(shape: ModelSizes) -> dict[str, Any]:
+def _written(shape: ModelDimensions) -> dict[str, Any]:
     scaling = shape.rope_scaling or {"rope_type": "default"}
     return {
         "vocab_size": shape.vocab_size,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import decoder_fields, without_attention_bias
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
@@ -21,7 +22,6 @@ from shardyard.families.family import (
     kv_heads,
     vocabulary,
 )
-from shardyard.families.sizes import ModelSizes
 
 INPUT_NORM, MLP_NORM = (
     ModuleSpec("input_layernorm", hidden),
@@ -53,10 +53,10 @@ def _shape(
     eps: float = 1e-5,
     tied: bool = False,
     positions_stretched: float = 0,
-) -> ModelSizes:
+) -> ModelDimensions:
     """A Llama; ``positions_stretched``: the factor of its scaled rotary positions (3.1 and 3.2)."""
     scaling = {"factor": positions_stretched, **_LLAMA31_ROPE} if positions_stretched else None
-    return ModelSizes(
+    return ModelDimensions(
         model_type="llama", vocab_size=vocab, hidden_size=width, intermediate_size=inner_width,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=keys,
         max_position_embeddings=context, rms_norm_eps=eps, rope_theta=theta,
@@ -64,7 +64,7 @@ def _shape(
     )  # fmt: skip
 
 
-def _llama31_70b() -> ModelSizes:
+def _llama31_70b() -> ModelDimensions:
     """Return the shape of 3.1 and 3.3, which is the same model trained further."""
     return _shape(128256, 8192, 28672, 80, 64, 8, 131072, theta=500000.0, positions_stretched=8.0)
 
@@ -192,7 +192,7 @@ def _mistral_unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return without_attention_bias(config, "mistral")
 
 
-def _mistral_fields(shape: ModelSizes) -> dict[str, Any]:
+def _mistral_fields(shape: ModelDimensions) -> dict[str, Any]:
     return {**decoder_fields(shape), "sliding_window": shape.sliding_window}
 
 

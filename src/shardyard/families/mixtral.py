@@ -12,6 +12,7 @@ from shardyard.families.config_json import (
     without_attention_bias,
     without_mixture_options,
 )
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     ModuleSpec,
@@ -22,7 +23,6 @@ from shardyard.families.family import (
     shared_inner,
 )
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP_NORM
-from shardyard.families.sizes import ModelSizes
 
 # a model here has no expert that every token visits; the planner counts those of other people's
 SHARED_EXPERT = (
@@ -63,7 +63,7 @@ _EXPERTS = expert_rows(
 
 _PRESETS = {
     "mixtral-tiny": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="mixtral", vocab_size=0, hidden_size=64, intermediate_size=96,
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=256, num_experts=8, num_experts_per_tok=2,
@@ -71,7 +71,7 @@ _PRESETS = {
         source="ours: llama-tiny with eight experts, of which a token visits two; for tests",
     ),
     "mixtral-8x7b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="mixtral", vocab_size=32000, hidden_size=4096, intermediate_size=14336,
             num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
             max_position_embeddings=32768, rope_theta=1e6, num_experts=8, num_experts_per_tok=2,
@@ -80,7 +80,7 @@ _PRESETS = {
         "mistralai/Mixtral-8x7B-v0.1",
     ),
     "mixtral-8x22b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="mixtral", vocab_size=32768, hidden_size=6144, intermediate_size=16384,
             num_hidden_layers=56, num_attention_heads=48, num_key_value_heads=8,
             max_position_embeddings=65536, rope_theta=1e6, num_experts=8, num_experts_per_tok=2,
@@ -95,7 +95,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return {**without_attention_bias(config, "mixtral"), **without_mixture_options(config)}
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     fields = {**decoder_fields(shape), "intermediate_size": shape.expert_width}
     del fields["moe_intermediate_size"]
     return {**fields, "sliding_window": shape.sliding_window}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import decoder_fields, without_attention_bias
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, Fused, Preset
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
-from shardyard.families.sizes import ModelSizes
 
 _QKV = Fused("self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj"))
 _GATE_UP = Fused("mlp.gate_up_proj", ("gate_proj", "up_proj"))
@@ -19,7 +19,7 @@ _GATE_UP = Fused("mlp.gate_up_proj", ("gate_proj", "up_proj"))
 
 _PRESETS = {
     "phi3-mini-4k": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="phi3", vocab_size=32064, hidden_size=3072, intermediate_size=8192,
             num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
             max_position_embeddings=4096, sliding_window=2047,
@@ -27,7 +27,7 @@ _PRESETS = {
         source="config.json of microsoft/Phi-3-mini-4k-instruct; arXiv:2404.14219, section 2",
     ),
     "phi3-medium-4k": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="phi3", vocab_size=32064, hidden_size=5120, intermediate_size=17920,
             num_hidden_layers=40, num_attention_heads=40, num_key_value_heads=10,
             max_position_embeddings=4096, sliding_window=2047,
@@ -35,7 +35,7 @@ _PRESETS = {
         source="config.json of microsoft/Phi-3-medium-4k-instruct; arXiv:2404.14219, section 2",
     ),
     "phi4": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="phi3", vocab_size=100352, hidden_size=5120, intermediate_size=17920,
             num_hidden_layers=40, num_attention_heads=40, num_key_value_heads=10,
             max_position_embeddings=16384, rope_theta=250000.0,
@@ -57,7 +57,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     }
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     fields = {**decoder_fields(shape), "sliding_window": shape.sliding_window}
     del fields["attention_bias"]
     if shape.head_dim is None:  # transformers asks whether there is one

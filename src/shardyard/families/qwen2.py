@@ -13,16 +13,16 @@ from shardyard.families.config_json import (
     windows_from_block,
     without_attention_bias,
 )
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, Preset, always
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
-from shardyard.families.sizes import ModelSizes
 
 *_INPUTS, _OUTPUT = ATTENTION
 _BIASED = (*(replace(row, bias=always) for row in _INPUTS), replace(_OUTPUT, bias=None))
 
 _PRESETS = {
     "qwen2.5-0.5b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864,
             num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
             max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=1e6,
@@ -31,7 +31,7 @@ _PRESETS = {
         source="config.json of Qwen/Qwen2.5-0.5B; arXiv:2412.15115, table 1",
     ),
     "qwen2.5-7b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="qwen2", vocab_size=152064, hidden_size=3584, intermediate_size=18944,
             num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
             max_position_embeddings=131072, rms_norm_eps=1e-6, rope_theta=1e6,
@@ -46,7 +46,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
     return without_attention_bias(config, "qwen2")
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     windows = windows_by_number(shape)
     fields = {**decoder_fields(shape), **windows, "head_dim": shape.head_width}
     del fields["attention_bias"]  # its biases are no choice

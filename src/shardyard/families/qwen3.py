@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import decoder_fields, windows_by_number, windows_from_block
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, ModuleSpec, Preset, head
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
-from shardyard.families.sizes import ModelSizes
 
 *_PROJECTIONS, _OUTPUT = ATTENTION
 NORMED_ATTENTION = (
@@ -21,7 +21,7 @@ NORMED_ATTENTION = (
 
 _PRESETS = {
     "qwen3-8b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288,
             num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
             max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1e6,
@@ -32,12 +32,12 @@ _PRESETS = {
 }  # fmt: skip
 
 
-def fields_with_head(shape: ModelSizes) -> dict[str, Any]:
+def fields_with_head(shape: ModelDimensions) -> dict[str, Any]:
     """With the width of a head, which is a constant to transformers where it is left out."""
     return {**decoder_fields(shape), "head_dim": shape.head_width}
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     return {**fields_with_head(shape), **windows_by_number(shape)}
 
 

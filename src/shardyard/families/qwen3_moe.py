@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import without_mixture_options
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, Preset
 from shardyard.families.llama import INPUT_NORM, MLP_NORM
 from shardyard.families.mixtral import MIXTRAL, expert_rows
 from shardyard.families.qwen3 import NORMED_ATTENTION, fields_with_head
-from shardyard.families.sizes import ModelSizes
 
 _EXPERTS = expert_rows(
     router="mlp.gate.weight",
@@ -22,7 +22,7 @@ _EXPERTS = expert_rows(
 
 _PRESETS = {
     "qwen3-moe-tiny": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="qwen3_moe", vocab_size=0, hidden_size=64, intermediate_size=96,
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
             max_position_embeddings=256, rms_norm_eps=1e-6, num_experts=4, num_experts_per_tok=2,
@@ -32,7 +32,7 @@ _PRESETS = {
         "tests",
     ),
     "qwen3-30b-a3b": Preset(
-        shape=ModelSizes(
+        shape=ModelDimensions(
             model_type="qwen3_moe", vocab_size=151936, hidden_size=2048, intermediate_size=6144,
             num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
             max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1e6,
@@ -44,7 +44,7 @@ _PRESETS = {
 }  # fmt: skip
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     fields = fields_with_head(shape)
     window = shape.sliding_window
     return {

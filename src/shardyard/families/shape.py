@@ -4,19 +4,20 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from shardyard.errors import RequestError
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import Family, Product
 from shardyard.families.registry import family_of
-from shardyard.families.sizes import ModelSizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelShape(ModelSizes):
+class ModelShape(ModelDimensions):
     """Sizes of one transformer with its family, whose table gives the counts."""
 
     @classmethod
-    def of(cls, sizes: ModelSizes) -> "ModelShape":
-        """Return the shape of these sizes."""
-        return cls(**{each.name: getattr(sizes, each.name) for each in fields(ModelSizes)})
+    def of(cls, dimensions: ModelDimensions) -> "ModelShape":
+        """Return the shape of these dimensions."""
+        own = fields(ModelDimensions)
+        return cls(**{each.name: getattr(dimensions, each.name) for each in own})
 
     @cached_property
     def family(self) -> Family:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from shardyard.families.config_json import decoder_fields
+from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import ConfigJson, Preset
 from shardyard.families.llama import LLAMA
-from shardyard.families.sizes import ModelSizes
 
 
-def _fields(shape: ModelSizes) -> dict[str, Any]:
+def _fields(shape: ModelDimensions) -> dict[str, Any]:
     return {
         **decoder_fields(shape),
         "head_dim": shape.head_width,
@@ -25,7 +25,7 @@ GRANITE = replace(
     ),
     presets={
         "granite-mini": Preset(
-            shape=ModelSizes(
+            shape=ModelDimensions(
                 model_type="granite", vocab_size=0, hidden_size=32, intermediate_size=64,
                 num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                 max_position_embeddings=64,

@@ -1,11 +1,11 @@
-"""Sizes of one transformer, as its config.json has them, and widths made of them."""
+"""Dimensions of one transformer, as its config.json has them, and widths made of them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSizes:
+class ModelDimensions:
     """Sizes of one transformer; the field names are those of Hugging Face configs.
 
     ``families/shape.py`` adds what depends on the family.
