@@ -69,7 +69,7 @@ from shardyard.data.work_units import (
     file_entry,
     write_file,
 )
-from shardyard.data.workers import Task, run_tasks
+from shardyard.data.workers import run_unfinished
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.io.files import flush_folder, locked
 from shardyard.plugins import PlugIn
@@ -423,7 +423,8 @@ def _build(
         for number, piece in enumerate(pieces)
     ]
     tasks[0].encoder_with(encoder_in(folder))  # refuse it before work
-    records = _run_pieces(tasks, workers, progress)
+    on_progress = partial(progress, "turning text into tokens")
+    records = run_unfinished(tasks, workers=workers, on_progress=on_progress)
     check_rejected_in(records, data)
     forced = _forced_hold_out(
         records,
@@ -434,7 +435,7 @@ def _build(
     if forced != tasks[0].hold_out:
         _remove_stale_shards(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
-        records = _run_pieces(tasks, workers, progress)
+        records = run_unfinished(tasks, workers=workers, on_progress=on_progress)
     record_sources(folder, files)
     if find_corpus(recipe).files != tuple(files):
         raise DataError(
@@ -443,28 +444,6 @@ def _build(
         )
     columns = imported(_encoder_of(data)).columns
     _commit(folder, records, request, _entropy(tasks), columns, readers_of(files))
-
-
-def _run_pieces(
-    tasks: Sequence[TokenizePiece], workers: int, progress: Progress
-) -> list[dict[str, Any]]:
-    """Do the pieces that are not finished; returns the records of all."""
-    total_bytes = sum(task.size_bytes for task in tasks)
-    waiting: list[Task] = [task for task in tasks if task.finished() is None]
-    done_bytes = total_bytes - sum(
-        task.size_bytes for task in waiting if isinstance(task, TokenizePiece)
-    )
-
-    def on_done(task: Task) -> None:
-        nonlocal done_bytes
-        assert isinstance(task, TokenizePiece)
-        done_bytes += task.size_bytes
-        progress("turning text into tokens", done_bytes, total_bytes)
-
-    run_tasks(waiting, workers=workers, on_done=on_done)
-    records = [record for task in tasks if (record := task.finished()) is not None]
-    assert len(records) == len(tasks)
-    return records
 
 
 def _check_splits_not_empty(filled: Collection[str], data: Data) -> None:

@@ -15,6 +15,7 @@ from multiprocessing import connection, get_context, parent_process, resource_tr
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from shardyard.errors import DataError, ShardyardError
 from shardyard.plugins import raised_by
@@ -23,7 +24,49 @@ Task = Callable[[], None]
 """Work without a result; it can be sent to another process."""
 
 
-def run_tasks(tasks: Sequence[Task], *, workers: int, on_done: Callable[[Task], None]) -> None:
+class ResumableTask(Protocol):
+    """Work that leaves a record when it is finished."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of input, for the progress."""
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return the record, or None if the work is not finished."""
+
+    def __call__(self) -> None:
+        """Do the work."""
+
+
+_AnyTask = TypeVar("_AnyTask", bound=Task)
+
+
+def run_unfinished(
+    tasks: Sequence[ResumableTask], *, workers: int, on_progress: Callable[[int, int], None]
+) -> list[dict[str, Any]]:
+    """Run the tasks that are not finished, as `run_tasks` does; return the records of all.
+
+    Args:
+        on_progress: Called after each task with the finished bytes and those of all tasks.
+    """
+    total_bytes = sum(task.size_bytes for task in tasks)
+    waiting = [task for task in tasks if task.finished() is None]
+    done_bytes = total_bytes - sum(task.size_bytes for task in waiting)
+
+    def on_done(task: ResumableTask) -> None:
+        nonlocal done_bytes
+        done_bytes += task.size_bytes
+        on_progress(done_bytes, total_bytes)
+
+    run_tasks(waiting, workers=workers, on_done=on_done)
+    records = [record for task in tasks if (record := task.finished()) is not None]
+    assert len(records) == len(tasks)
+    return records
+
+
+def run_tasks(
+    tasks: Sequence[_AnyTask], *, workers: int, on_done: Callable[[_AnyTask], None]
+) -> None:
     """Run all tasks, at most ``workers`` at a time; with one worker, in this process.
 
     Args:
@@ -74,9 +117,11 @@ def _started(count: int) -> Iterator[Processes]:
             ours.close()
 
 
-def _hand_out(waiting: list[Task], processes: Processes, on_done: Callable[[Task], None]) -> None:
+def _hand_out(
+    waiting: list[_AnyTask], processes: Processes, on_done: Callable[[_AnyTask], None]
+) -> None:
     waiting.reverse()
-    running: dict[Connection, Task] = {}
+    running: dict[Connection, _AnyTask] = {}
     for pipe in processes:
         running[pipe] = _send(pipe, waiting.pop(), processes[pipe])
     while running:
@@ -93,7 +138,7 @@ def _hand_out(waiting: list[Task], processes: Processes, on_done: Callable[[Task
                 running[ready] = _send(ready, waiting.pop(), processes[ready])
 
 
-def _send(pipe: Connection, task: Task, process: SpawnProcess) -> Task:
+def _send(pipe: Connection, task: _AnyTask, process: SpawnProcess) -> _AnyTask:
     try:
         pipe.send(task)
     except ConnectionError:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from shardyard.errors import RequestError
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.kernels import missing_rate
+from shardyard.planner.kernels import check_predictable
 from shardyard.planner.memory import Fit, MemoryEstimate, fit, memory
 from shardyard.planner.offload import host_shortage
 from shardyard.planner.step_time import Parts, StepModel, TimeTerm, step_terms
@@ -58,17 +57,7 @@ def estimate(
             device that a time needs.
     """
     ranks = workload.layout.world_size
-    if ranks > cluster.devices:
-        raise RequestError(
-            f"the layout has {ranks} ranks, but {cluster.name} x {cluster.nodes} has "
-            f"{cluster.devices} devices. Take more nodes, or smaller degrees."
-        )
-    why_not = missing_rate(cluster.accelerator, workload.formats.compute)
-    if why_not:
-        raise RequestError(
-            f"{why_not}, so no time can be said. Take an accelerator that `docs/hardware.md` gives "
-            "rates for, or measure it and pass the profile as calibration."
-        )
+    check_predictable(cluster, ranks=ranks, compute=workload.formats.compute)
     model = StepModel(
         workload.shape,
         cluster,

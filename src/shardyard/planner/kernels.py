@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from shardyard.config.data_choices import MASKED_SHARE
+from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.trainable_parameters import TrainableElements
 
@@ -120,6 +122,25 @@ def missing_rate(accelerator: Accelerator, compute: str) -> str | None:
     if accelerator.achievable_flops_per_s(compute) is None:
         return f"nobody measured what a {compute} product reaches on {accelerator.name}"
     return None
+
+
+def check_predictable(cluster: ClusterHardware, *, ranks: int, compute: str) -> None:
+    """Raise where the time of a step cannot be predicted.
+
+    Raises:
+        RequestError: The cluster has fewer devices than ranks, or no source gives a rate of the
+            device that a time needs.
+    """
+    if ranks > cluster.devices:
+        raise RequestError(
+            f"the layout has {ranks} ranks, but {cluster.name} x {cluster.nodes} has "
+            f"{cluster.devices} devices. Take more nodes, or smaller degrees."
+        )
+    if why_not := missing_rate(cluster.accelerator, compute):
+        raise RequestError(
+            f"{why_not}, so no time can be said. Take an accelerator that `docs/hardware.md` gives "
+            "rates for, or measure it and pass the profile as calibration."
+        )
 
 
 def rates(accelerator: Accelerator, compute: str, calibration: Calibration | None = None) -> Rates:

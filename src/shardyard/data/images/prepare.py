@@ -39,7 +39,7 @@ from shardyard.data.order import permute_many
 from shardyard.data.prepare import Progress, is_finished, sole_writer
 from shardyard.data.shards import IMAGES_VERSION, MANIFEST, read_manifest
 from shardyard.data.work_units import SCRATCH, SPLITS, ValidationRule
-from shardyard.data.workers import Task, run_tasks
+from shardyard.data.workers import run_unfinished
 from shardyard.errors import DataError, RequestError, SourceError
 
 _SHARD_BYTES = 256 * 10**6
@@ -166,12 +166,13 @@ def _build(
         leaves_out=data.images.broken == "leave_out",
     )
     pieces = pieces_of(folder, listing, data, options)
-    records = _run(pieces, workers, progress)
+    on_progress = partial(progress, "looking at pictures")
+    records = run_unfinished(pieces, workers=workers, on_progress=on_progress)
     forced = _forced_hold_out(records, data, options.hold_out)
     if forced != options.hold_out:
         options = replace(options, hold_out=forced)
         pieces = [replace(piece, options=options) for piece in pieces]
-        _run(pieces, workers, progress)
+        run_unfinished(pieces, workers=workers, on_progress=on_progress)
     if list_images(recipe) != listing:
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so it may mix old "
@@ -233,24 +234,6 @@ def _folder_pieces(folder: Path, listing: Listing, options: ImageOptions) -> lis
             pieces.append(ImagePiece(folder, len(pieces), read, words, filled_bytes, options))
             files, filled_bytes = [], 0
     return pieces
-
-
-def _run(pieces: Sequence[ImagePiece], workers: int, progress: Progress) -> list[dict[str, Any]]:
-    """Do the pieces that are not finished; returns the records of all."""
-    total_bytes = sum(piece.size_bytes for piece in pieces)
-    waiting = [piece for piece in pieces if piece.finished() is None]
-    done_bytes = total_bytes - sum(piece.size_bytes for piece in waiting)
-
-    def on_done(task: Task) -> None:
-        nonlocal done_bytes
-        assert isinstance(task, ImagePiece)
-        done_bytes += task.size_bytes
-        progress("looking at pictures", done_bytes, total_bytes)
-
-    run_tasks(waiting, workers=workers, on_done=on_done)
-    records = [record for piece in pieces if (record := piece.finished()) is not None]
-    assert len(records) == len(pieces)
-    return records
 
 
 def _forced_hold_out(

@@ -20,7 +20,7 @@ from shardyard.launchers.kubernetes.checks import drivers_missing
 from shardyard.launchers.kubernetes.etcd import empty_secret, filled, render_etcd
 from shardyard.launchers.kubernetes.node_checks import allocatable_count, matching_nodes
 from shardyard.launchers.kubernetes.objects import to_yaml
-from shardyard.launchers.kubernetes.ownership import is_owned
+from shardyard.launchers.kubernetes.ownership import create_noted, is_owned
 from shardyard.launchers.kubernetes.prerequisites import (
     ALL,
     ETCD,
@@ -31,7 +31,6 @@ from shardyard.launchers.kubernetes.prerequisites import (
     Release,
     needed,
 )
-from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError
 from shardyard.launchers.ledger import EntryForm, Ledger, LedgerEntry, form
 
 RELEASE = "release"
@@ -255,22 +254,14 @@ def _create(item: dict[str, Any], api: Api, ledger: Ledger, ledger_details: dict
     if kind == "Secret":
         # Only now, so that neither a dry run nor the printed YAML can hold the key.
         item = filled(item)
-    entry = ledger.intend(kind, name, launcher=_LAUNCHER, **ledger_details)
-    try:
-        uid = str(api.create(item)["metadata"]["uid"])
-    except ApiUncertainError:
-        raise
-    except ExistsError as error:
-        ledger.fail(entry, str(error))
-        raise ExistsError(
+    create_noted(
+        api, item, ledger, launcher=_LAUNCHER, details=ledger_details,
+        explain=lambda error: (
             f"{error} It was not made by us, so it is left as it is. Look at it with kubectl "
             f"--context {api.context} -n {api.namespace} get {PLURALS[kind][1]} {name}, and remove "
             "it; an etcd may have another name (launch.kubernetes.etcd)."
-        ) from error
-    except ShardyardError as error:
-        ledger.fail(entry, str(error))
-        raise
-    ledger.confirm(entry, uid)
+        ),
+    )  # fmt: skip
 
 
 def _require_program(name: str) -> None:

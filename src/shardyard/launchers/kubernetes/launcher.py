@@ -51,13 +51,14 @@ from shardyard.launchers.kubernetes.ownership import (
     ORIGIN,
     RUN_ID,
     SHARED,
+    create_noted,
     is_owned,
 )
 from shardyard.launchers.kubernetes.placement import check_placeable
 from shardyard.launchers.kubernetes.policies import KIND as GROUP_KIND
 from shardyard.launchers.kubernetes.policies import NETWORK_POLICY_KIND, NO_NETWORK_POLICY
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
-from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError, ForbiddenError
+from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ForbiddenError
 from shardyard.launchers.kubernetes.state import Object, is_running, latest_pods, status_of
 from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, for_schema, has_content_of
 from shardyard.launchers.ledger import (
@@ -474,24 +475,15 @@ def _create(api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, st
     kind, name = item["kind"], item["metadata"]["name"]
     origin = item["metadata"].get("annotations", {}).get(ORIGIN)
     details = {**ledger_details, **({ORIGIN_DETAIL: origin} if origin else {})}
-    entry = ledger.intend(kind, name, launcher=KubernetesLauncher.name, **details)
-    try:
-        uid = str(api.create(item)["metadata"]["uid"])
-    except ApiUncertainError:
-        raise  # stands as intended: tear-down looks for it
-    except ExistsError as error:
-        ledger.fail(entry, str(error))
-        raise ExistsError(
+    return create_noted(
+        api, item, ledger, launcher=KubernetesLauncher.name, details=details,
+        explain=lambda _error: (
             f"{kind} {name} exists already in context {api.context!r}, namespace "
             f"{api.namespace!r}. The run was submitted before, or somebody else has that name. If "
             "it is yours, follow it with shardyard status, or end it with shardyard cancel and "
             "resume the run; else give another run.id."
-        ) from error
-    except ShardyardError as error:
-        ledger.fail(entry, str(error))
-        raise
-    ledger.confirm(entry, uid)
-    return uid
+        ),
+    )  # fmt: skip
 
 
 def _create_config(

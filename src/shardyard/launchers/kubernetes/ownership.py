@@ -1,16 +1,18 @@
-"""Checks whether an object of the cluster is the one in a line of the ledger.
+"""Creates an object between its two lines in the ledger, and checks whether one is that of a line.
 
 Anybody may make an object of the same name, before ours or after it, and a ledger can be
 changed. So an object is known by its uid, and by what our annotations say; the delete
 itself has the uid as its precondition.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardyard.errors import AccessError
+from shardyard.errors import AccessError, ShardyardError
 from shardyard.launchers.base import ORIGIN_DETAIL, LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api
-from shardyard.launchers.ledger import LedgerEntry
+from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError
+from shardyard.launchers.ledger import Ledger, LedgerEntry
 
 RUN_ID = "shardyard/run-id"
 """Annotation: the run that made it."""
@@ -28,6 +30,33 @@ Object = dict[str, Any]
 def origin_notes(request: LaunchRequest) -> dict[str, str]:
     """The annotation of a submission's objects."""
     return {ORIGIN: request.origin} if request.origin else {}
+
+
+def create_noted(
+    api: Api, item: Object, ledger: Ledger, *, launcher: str, details: Mapping[str, str],
+    explain: Callable[[ExistsError], str],
+) -> str:  # fmt: skip
+    """Create one object between its two lines in the ledger; returns its uid.
+
+    Args:
+        explain: Message of the error where the name is taken.
+
+    Raises:
+        ShardyardError: It was not created, or nobody knows whether it was.
+    """
+    entry = ledger.intend(item["kind"], item["metadata"]["name"], launcher=launcher, **details)
+    try:
+        uid = str(api.create(item)["metadata"]["uid"])
+    except ApiUncertainError:
+        raise  # stands as intended: tear-down looks for it
+    except ExistsError as error:
+        ledger.fail(entry, str(error))
+        raise ExistsError(explain(error)) from error
+    except ShardyardError as error:
+        ledger.fail(entry, str(error))
+        raise
+    ledger.confirm(entry, uid)
+    return uid
 
 
 def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) -> bool:

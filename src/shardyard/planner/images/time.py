@@ -10,7 +10,6 @@ rates.
 import math
 from dataclasses import dataclass, replace
 
-from shardyard.errors import RequestError
 from shardyard.families.images.operators import Operator
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import ClusterHardware
@@ -18,7 +17,7 @@ from shardyard.planner.calibration import Calibration
 from shardyard.planner.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from shardyard.planner.images.memory import image_memory
 from shardyard.planner.images.step import ImageStep, OperatorGroup
-from shardyard.planner.kernels import FLASH_BACKWARD, TILES, Rates, missing_rate, rates
+from shardyard.planner.kernels import FLASH_BACKWARD, TILES, Rates, check_predictable, rates
 from shardyard.planner.memory import Fit, MemoryEstimate, fit
 from shardyard.planner.step_time import (
     BUSY,
@@ -124,17 +123,7 @@ def estimate_images(
             device that a time needs.
     """
     ranks = step.layout.world_size
-    if ranks > cluster.devices:
-        raise RequestError(
-            f"the layout has {ranks} ranks, but {cluster.name} x {cluster.nodes} has "
-            f"{cluster.devices} devices. Take more nodes, or smaller degrees."
-        )
-    why_not = missing_rate(cluster.accelerator, step.product_format)
-    if why_not:
-        raise RequestError(
-            f"{why_not}, so no time can be said. Take an accelerator that `docs/hardware.md` gives "
-            "rates for, or measure it and pass the profile as calibration."
-        )
+    check_predictable(cluster, ranks=ranks, compute=step.product_format)
     needed = image_memory(step)
     return ImageEstimate(
         workload=step,
