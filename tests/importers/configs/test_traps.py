@@ -87,7 +87,7 @@ def test_one_task_for_each_node_may_be_said_to_srun(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["$SLURM_NNODES", "${SLURM_JOB_NUM_NODES}", "$N", "${M:-3}", "$((1 + 2))"]
+    "value", ["$SLURM_NNODES", "${SLURM_JOB_NUM_NODES}", "$N", "${M:-3}", "$((1 * N))"]
 )
 def test_variables_that_the_script_or_slurm_says_are_put_in(files: Files, value: str) -> None:
     lines = ("#SBATCH --nodes=3", "N=3", f"srun torchrun --nnodes={value} --nproc_per_node=2 t.py")
@@ -336,12 +336,6 @@ def test_lines_say_where_they_came_from(files: Files) -> None:
     assert re.search(rf"\n  zero: 2 +{origin}\n", files.take().text)
 
 
-def test_a_start_in_a_loop_is_several_trainings(files: Files) -> None:
-    lines = ("for lr in 1e-3 1e-4; do", "  torchrun --nproc_per_node=8 t.py --lr $lr", "done")
-    problems = files.add("job.sh", script(*lines)).take().errors
-    assert ["start.loop" in problem.path for problem in problems] == [True]
-
-
 def test_a_second_start_is_refused_wherever_it_stands(files: Files) -> None:
     files.add("job.sh", "torchrun --nproc_per_node=8 a.py && torchrun --nproc_per_node=8 b.py\n")
     assert any("start.program#2" in problem.path for problem in files.take().errors)
@@ -440,8 +434,8 @@ def test_a_start_is_found_behind_other_words(files: Files, line: str) -> None:
 
 
 def test_words_that_only_name_a_program_start_nothing(files: Files) -> None:
-    lines = ("pip install deepspeed accelerate torch", "cat > x.json <<EOF", "it's deepspeed here",
-             "EOF", "torchrun --nproc_per_node=4 train.py")  # fmt: skip
+    lines = ("pip install deepspeed accelerate torch", "echo it is deepspeed here",
+             "torchrun --nproc_per_node=4 train.py")  # fmt: skip
     assert files.add("job.sh", script(*lines)).recipe()["cluster.devices"] == 4
 
 

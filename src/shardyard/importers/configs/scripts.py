@@ -466,12 +466,25 @@ def _start(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
         return same("a launch starts a process per device")
     if name.startswith("program#"):
         return rejected("a second command starts processes. Give a file with the one that trains.")
-    if name.startswith("loop"):
-        return rejected(
-            "a start in a loop is several trainings, and a recipe is one. Give a file with the one "
-            "that is meant; `shardyard study` runs several sizes."
-        )
     return none("is not run; do it in the image or in the Python environment")
+
+
+_SHELL = {
+    "loop": "a loop is not read: a recipe is one training, and `shardyard study` runs several",
+    "function": "a function is not read",
+    "branch": "what a condition decides is not read",
+    "append": "`+=` is not read",
+    "heredoc": "a here-document is not read, nor what follows it",
+}
+
+
+def _not_read(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
+    """A part of a script that sets variables or starts processes and needs a shell."""
+    kind = entry.path.removeprefix("shell.").partition("#")[0]
+    return rejected(
+        f"{_SHELL[kind]}. Give a copy of the script with plain assignments and one start instead, "
+        f"or leave it out if nothing of the training depends on it: --without {entry.path}."
+    )
 
 
 ROWS: Rows = {
@@ -490,6 +503,7 @@ ROWS: Rows = {
         "no command of it starts processes (torchrun, accelerate launch, deepspeed, python by "
         "srun). Give the script that it runs too, or say --without start."
     ),
+    "shell.*": _not_read,
     "unread.*": nowhere("stands behind the first command, where sbatch does not read it"),
     "line.*": nowhere(
         "is not run; what it prepares belongs into the image or the Python environment"

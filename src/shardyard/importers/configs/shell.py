@@ -2,13 +2,14 @@
 
 No code is executed. A variable is replaced by what the script itself assigns to it, or by
 what Slurm sets where the script's directives say it. Any other stays as it is written, and
-the rule of its key says whether that matters.
+the rule of its key says whether that matters. Loops, functions, branches and here-documents are
+not read: a variable or a start in one is an entry ``shell.*``, whose rule rejects it.
 """
 
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardyard.errors import RequestError
@@ -71,9 +72,22 @@ _SLURM = {
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
 _ARRAY = re.compile(r"\"\$\{(\w+)\[[@*]\]\}\"|\$\{(\w+)\[[@*]\]\}")
-_ASSIGNMENT = re.compile(
-    r"^(?:(export|local|declare|set)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S
+_PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
+_ASSIGNMENT = re.compile(r"^(?:(export|declare)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=(.*)$", re.S)
+
+_BLOCK = re.compile(r"(for|while|until|if|case|function)\b|[A-Za-z_][\w-]*\s*\(\)")
+_BLOCKS = {"for": "loop", "while": "loop", "until": "loop", "if": "", "case": "branch"}
+"""Word that opens a block -> why it is not read; empty: it is, up to its ``else``."""
+_BLOCK_END = re.compile(r"(?:^|[\s;])(?:done|fi|esac|\})(?:\s*[|&<>;].*)?$")
+_CONDITION = re.compile(r"(?:\[|test\s|\(\(|(?:then|do|else)\s+\S)")
+"""The start of a line of which a part is run on a condition."""
+_SETS = re.compile(
+    r"(?:^|[;&|){]|\b(?:then|do|else)\b)\s*(?:(?:export|declare|local)\s+(?:-\w+\s+)?)?"
+    r"[A-Za-z_]\w*\+?="
 )
+"""An assignment anywhere in a line."""
+_APPEND = re.compile(r"(?:export\s+)?[A-Za-z_]\w*\+=")
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*['\"]?[A-Za-z_]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +96,6 @@ class Line:
 
     number: int
     text: str
-    is_text: bool = False
-    """Whether it is what the command before it is given to read (``<<EOF``)."""
 
 
 @dataclass
@@ -116,7 +128,8 @@ def is_start(text: str) -> bool:
 def read_script(text: str) -> list[ConfigEntry]:
     """All of a script: ``sbatch.*``, ``environment.*``, ``variable.*``, ``srun.*``, the options of
     the program that starts processes (``torchrun.*``, ``accelerate.*``, ``deepspeed.*``),
-    ``script``, its ``arguments.*``, and ``line.N`` for every other command.
+    ``script``, its ``arguments.*``, ``shell.*`` for each part that would need a shell, and
+    ``line.N`` for every other command.
     """
     check_script_size(text)
     script = Script()
@@ -128,11 +141,7 @@ def read_script(text: str) -> list[ConfigEntry]:
             _directive(script, found[1], number)
         elif found:  # sbatch stops at the first command
             script.add(f"unread.{found[1]}", True, number)
-    loops = 0
-    for command in commands:
-        loops += bool(re.match(r"(for|while|until)\b", command.text))
-        _command(script, command, in_loop=loops > 0)
-        loops -= bool(re.search(r"(^|;\s*)done\b", command.text)) and loops > 0
+    _read_commands(script, commands)
     if not any(entry.path == "start.program" for entry in script.entries):
         script.add("start", "nothing that starts processes", None)
     return script.entries
@@ -198,16 +207,8 @@ def _slurm_option(word: str, rest: list[str]) -> tuple[str, str]:
 
 def _commands(text: str) -> Iterator[Line]:
     """Commands without comments, each joined over its lines."""
-    held, start, ending = "", 0, ""
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if ending:
-            if line.strip() != ending:
-                yield Line(number=number, text=line, is_text=True)
-            else:
-                ending = ""
-            continue
-        ending = "" if held or "<<" not in line else _heredoc_end(line, lines[number:])
+    held, start = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
         if not held and (not line.strip() or line.lstrip().startswith("#")):
             continue
         if held and held.endswith("\n") and line.lstrip().startswith("#"):
@@ -226,45 +227,58 @@ def _commands(text: str) -> Iterator[Line]:
         yield Line(number=start, text=held.strip())
 
 
-def _heredoc_end(line: str, behind: list[str]) -> str:
-    """Return the word that ends a command's here-document: ``cat <<EOF``; empty: none."""
-    found = re.search(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?", line)
-    if found is None or line.lstrip().startswith("#"):
-        return ""
-    return found[1] if any(each.strip() == found[1] for each in behind) else ""
-
-
 def _is_open(text: str) -> bool:
     """Whether a quote or a parenthesis is still open."""
     try:
         words = shlex.split(text, comments=True)
     except ValueError:
         return True
-    is_array = re.match(r"^(declare\s+-\w+\s+|local\s+)?[A-Za-z_]\w*=\(", text) is not None
+    is_array = re.match(r"\s*(declare\s+-\w+\s+)?[A-Za-z_]\w*=\(", text) is not None
     return is_array and sum(w.count("(") - w.count(")") for w in words) > 0
 
 
-def _command(script: Script, line: Line, *, in_loop: bool = False) -> None:
-    if line.is_text:
-        script.add(f"line.{line.number}", line.text, line.number)
-        return
+def _read_commands(script: Script, commands: Iterable[Line]) -> None:
+    """Read commands in their order, up to a here-document, and name the blocks not read."""
+    blocks: list[str] = []
+    for line in commands:
+        if _HEREDOC.search(line.text):
+            script.add("shell.heredoc", line.text, line.number)
+            return
+        opened = _BLOCK.match(line.text)
+        if opened:
+            blocks.append(_BLOCKS.get(opened[1], "function"))
+        elif blocks and re.match(r"(else|elif)\b", line.text):
+            blocks[-1] = "branch"
+        is_conditional = opened or _CONDITION.match(line.text)
+        kind = next(filter(None, blocks), "branch" if is_conditional else "")
+        if kind and (_SETS.search(line.text) or _is_start(script, _expand(script, line.text))):
+            script.add(f"shell.{kind}", line.text, line.number)
+        else:
+            _command(script, line)
+        if blocks and _BLOCK_END.search(line.text):
+            blocks.pop()
+
+
+def _command(script: Script, line: Line) -> None:
     parts = re.split(r"(?<!\s)\s*(?:&&|;)\s+", line.text)
     if len(parts) > 1 and not re.search(r"[\"'(`]|\b(for|while|if|do|then|case)\b", line.text):
         for part in parts:
-            _command(script, Line(number=line.number, text=part), in_loop=in_loop)
+            _command(script, Line(number=line.number, text=part))
         return
     text = _expand(script, line.text)
     assignment = _ASSIGNMENT.match(line.text)
-    is_talk = _TALK.match(text) is not None and not re.search("&&|;", text)
-    is_start_ = _START.search(text) is not None and not is_talk
     if assignment and not _is_prefix(line.text):
         _assign(script, assignment, line.number)
-    elif is_start_ or _is_python(script, text):
-        if in_loop:
-            script.add("start.loop", line.text, line.number)
+    elif _is_start(script, text):
         _start(script, _words(text), line.number)
     else:
-        script.add(f"line.{line.number}", line.text, line.number)
+        path = "shell.append" if _APPEND.match(line.text) else f"line.{line.number}"
+        script.add(path, line.text, line.number)
+
+
+def _is_start(script: Script, text: str) -> bool:
+    is_talk = _TALK.match(text) is not None and not re.search("&&|;", text)
+    return (_START.search(text) is not None and not is_talk) or _is_python(script, text)
 
 
 def _is_python(script: Script, text: str) -> bool:
@@ -278,7 +292,7 @@ def _is_python(script: Script, text: str) -> bool:
 
 def _is_prefix(text: str) -> bool:
     """Return whether assignments precede a command on its line."""
-    if re.match(r"(export|local|declare)\s", text):
+    if re.match(r"(export|declare)\s", text):
         return False
     plain = re.sub(r"`[^`]*`", "X", text)
     for _ in range(_MOST_NESTED):
@@ -307,7 +321,7 @@ def _assign(script: Script, match: re.Match[str], number: int) -> None:
         plain = value
         if re.fullmatch(r"\"[^\"]*\"|'[^']*'", value.strip(), re.S):
             plain = value.strip()[1:-1]
-        elif re.fullmatch(r"\(.*\)", value.strip(), re.S) and "$(" not in value:
+        elif re.fullmatch(r"\((?!\s*\$\().*\)", value.strip(), re.S):
             plain = " ".join(shlex.quote(word) for word in _words(value.strip()[1:-1]))
             plain = re.sub(r"'(\$\{?\w+\}?)'", r"\1", plain)
         elif not value.startswith(("(", "$(", "`")):
@@ -321,16 +335,18 @@ def _expand(script: Script, text: str) -> str:
     """The text with what the script itself says."""
     for _ in range(8):
         new = _ARRAY.sub(lambda match: script.variables.get(match[1] or match[2], match[0]), text)
-        new = re.sub(r"\$\(\(([^()]*)\)\)", lambda match: _inner(script, match), new)
-        new = _VARIABLE.sub(lambda match: _value(script, match), new)
+        new = _PRODUCT.sub(lambda match: _product(script, match), new)
+        new = _VARIABLE.sub(
+            lambda match: _value(script, match[1] or match[3], match[2], match[0]), new
+        )
         if new == text or len(new) > _MOST_TEXT:
             break
         text = new
     return text
 
 
-def _value(script: Script, match: re.Match[str]) -> str:
-    name = match[1] or match[3]
+def _value(script: Script, name: str, default: str | None, unknown: str) -> str:
+    """What the script or Slurm sets a variable to."""
     if name in script.variables and "$(" not in script.variables[name]:
         return script.variables[name]
     for directive in _SLURM.get(name, ()):
@@ -340,32 +356,18 @@ def _value(script: Script, match: re.Match[str]) -> str:
             return value
         if count:
             return count[1]
-    return match[2] if match[2] is not None else match[0]
+    return unknown if default is None else default
 
 
-def _inner(script: Script, match: re.Match[str]) -> str:
-    """``$((A * 8))``: names there need no sign."""
-    inner = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", r"${\1}", match[1])
-    inner = _VARIABLE.sub(lambda each: _value(script, each), inner)
-    product = re.fullmatch(r"\s*(\d+)\s*([*+/-])\s*(\d+)\s*", inner)
-    return _arithmetic(product) if product else match[0]
+def _product(script: Script, match: re.Match[str]) -> str:
+    """``$((A * 8))``, of numbers that fit in the 64 bits of a shell's."""
+    one, other = (_value(script, name, None, name) for name in match.groups())
+    if not re.fullmatch(r"\d{1,9}", one) or not re.fullmatch(r"\d{1,9}", other):
+        return match[0]
+    return str(int(one) * int(other))
 
 
-def _arithmetic(expression: re.Match[str]) -> str:
-    if max(len(expression[1]), len(expression[3])) > 18:  # more than 64 bits, which a shell has
-        return expression[0]
-    one, other = int(expression[1]), int(expression[3])
-    match expression[2]:
-        case "*":
-            return str(one * other)
-        case "+":
-            return str(one + other)
-        case "-":
-            return str(one - other)
-    return str(one // other) if other else expression[0]
-
-
-_BEFORE = {"&&", ";", "exec", "time", "nohup", "sudo", "then", "do", "env", "-u", "{"}
+_BEFORE = {"&&", ";", "exec", "time", "nohup", "sudo", "env", "-u"}
 """Words before a program that do not change what it does."""
 
 
@@ -403,9 +405,9 @@ def _shell(script: Script, words: list[str], number: int | None) -> None:
     while words and words[0].startswith("-"):
         words.pop(0)
     inner = words.pop(0) if words else ""
-    for part in re.split(r"\n|;|&&", _expand(script, inner)):
-        if part.strip() and not part.strip().startswith("#"):
-            _command(script, Line(number=number or 0, text=part.strip()))
+    parts = (part.strip() for part in re.split(r"\n|;|&&", _expand(script, inner)))
+    lines = [part for part in parts if part and not part.startswith("#")]
+    _read_commands(script, [Line(number=number or 0, text=part) for part in lines])
 
 
 def _python(script: Script, words: list[str], number: int | None) -> None:
@@ -469,7 +471,7 @@ def _target(script: Script, words: list[str], number: int | None) -> None:
         if word in ("&&", ";", "||") and words:
             _start(script, words, number)
             return
-        if word in ("&", "|", ";", "fi", "done", "}") or re.match(r"^[12&]?>", word):
+        if word in ("&", "|", ";") or re.match(r"^[12&]?>", word):
             script.add("start.rest", " ".join([word, *words]), number)
             return
         if not word.startswith("-") or re.match(r"^-\d", word):
