@@ -16,9 +16,8 @@ from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, Loader
 from shardyard.data.mixture import ConcatenatedSets, MixedStream, MixturePart, assign_sources
-from shardyard.data.mixture_manifest import MIXTURE, mixture_at
 from shardyard.data.samples import Sample, Stream
-from shardyard.data.shards import TokenShards, verify
+from shardyard.data.shards import MIXTURE, TokenShards, mixture_at, verify
 from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.data.work_units import LEARNT

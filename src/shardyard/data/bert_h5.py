@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from shardyard.data.loader import IGNORED, MicroBatch, Samples
-from shardyard.data.optional_imports import extra
 from shardyard.data.readers.bert_h5 import ARRAYS
+from shardyard.data.readers.read_errors import extra
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import publish_file
 

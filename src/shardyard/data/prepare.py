@@ -32,9 +32,9 @@ from shardyard.config.tasks import imported
 from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.content_cache import find_equal, record_sources
+from shardyard.data.conversations import check_rejected, check_rejected_in, rejected_of
 from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.rejected import check_rejected, check_rejected_in, rejected_of
 from shardyard.data.shards import (
     COLUMNS_VERSION,
     FORMAT_VERSION,
@@ -56,7 +56,6 @@ from shardyard.data.tokenizer import (
     find_tokenizer,
     train_tokenizer,
 )
-from shardyard.data.true_pairs import with_true_pairs
 from shardyard.data.work_units import (
     LEARNT,
     SCRATCH,
@@ -572,3 +571,33 @@ def _commit(
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_file(folder / MANIFEST, content, folder=folder)
     flush_folder(folder)
+
+
+_USUAL_PAIR = 128
+"""Tokens of a pair that is drawn to look at, where data.seq_len is not known yet."""
+
+
+def with_true_pairs(metadata: DatasetMetadata, recipe: Recipe) -> DatasetMetadata:
+    """The same with the share of true pairs, where the task judges pairs.
+
+    Raises:
+        RequestError: There are so few that the task would learn to call every pair random.
+    """
+    data = recipe.data
+    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
+        return metadata
+    # Not above: it imports torch, which takes more seconds than a small corpus.
+    from shardyard.data.sentence_pairs import share_of_true_pairs
+
+    seq_len = _USUAL_PAIR if data.seq_len == "auto" else data.seq_len
+    share = share_of_true_pairs(Path(metadata.dir), seq_len=seq_len)
+    if share is not None and share < data.min_true_pairs:
+        raise RequestError(
+            f"data.source={data.source!r}: the second text follows the first in {share:.1%} of the "
+            f"pairs, less than data.min_true_pairs={data.min_true_pairs:g}; about half should. "
+            "Most documents are one sentence to the program: sentences end at . ! ? before a "
+            "capital letter, or at a blank line. Give text with capitals, or one sentence a line "
+            "with data.format=documents; to train all the same, set data.min_true_pairs=0. What "
+            "was prepared is kept."
+        )
+    return replace(metadata, true_pairs=share)

@@ -6,6 +6,9 @@ train-00000.NAME.bin   a column of that name: a number for each token (format 2)
 train-00000.idx.npy    where its documents start, int64, counted from the shard's first token
 eval-00000.bin ...     the held-out split, likewise; a piece without such tokens has no files
 tokenizer.json ...     the tokenizer, as transformers reads it
+
+The folder of a mixture has the tokenizer of all its sources and ``mixture.json``, which names the
+dataset of each source and its samples in a cycle. It is written last too.
 """
 
 import hashlib
@@ -17,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.errors import DataError, JsonFileError
-from shardyard.io.files import read_json
+from shardyard.io.files import read_json, read_json_object
 
 if TYPE_CHECKING:
-    from shardyard.config.resolved import DatasetMetadata
+    from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 
 FORMAT_VERSION = 1
 """Format version of tokens without columns; also part of the folder's name."""
@@ -271,3 +274,28 @@ def check_sizes(folder: Path, manifest: dict[str, Any], names: Iterable[str]) ->
             raise damaged(
                 folder / name, f"it has {found_bytes:,} bytes, the manifest says {wanted_bytes:,}"
             )
+
+
+MIXTURE = "mixture.json"
+
+
+def mixture_at(folder: Path) -> "list[SourceMetadata]":
+    """The sources of the mixture in a folder, as they lie on this machine.
+
+    Raises:
+        DataError: A data set is missing or incomplete, or the mixture cannot be read.
+    """
+    from shardyard.config.resolved import SourceMetadata
+
+    path = folder / MIXTURE
+    try:
+        content = read_json_object(path)
+        named = [(each["name"], each["slots"], each["folder"]) for each in content["parts"]]
+    except JsonFileError as error:
+        raise damaged(path, f"it {error.reason}") from error
+    except (OSError, KeyError, TypeError) as error:
+        raise damaged(path, f"it cannot be read ({error})") from error
+    return [
+        SourceMetadata(name=name, slots=slots, data=read_metadata((folder / place).resolve()))
+        for name, slots, place in named
+    ]

@@ -1,6 +1,6 @@
 """Text datasets of a recipe, as `prepare` makes them: one, or one per source of a mixture.
 
-The datasets of a mixture's sources are next to its folder (``mixture_manifest.py``). Other
+The datasets of a mixture's sources are next to its folder (``shards.py``). Other
 mixtures of the same tokenizer use them too, with other weights or other sources.
 """
 
@@ -20,7 +20,6 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.config.schema.data import Share
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.mixture_manifest import MIXTURE
 from shardyard.data.prepare import (
     Progress,
     bos_token_of,
@@ -31,7 +30,7 @@ from shardyard.data.prepare import (
     training_texts,
     write_tokenizer,
 )
-from shardyard.data.shards import TokenShards
+from shardyard.data.shards import MIXTURE, TokenShards
 from shardyard.data.splits import find_corpus
 from shardyard.data.work_units import LEARNT, SCRATCH, write_file
 from shardyard.errors import RequestError

@@ -14,7 +14,6 @@ from shardyard.config.task_lookup import task_row
 from shardyard.data.loader import MicroBatch
 from shardyard.data.mixture import ConcatenatedSets, MixedStream, WithOnes
 from shardyard.data.mixture import MixturePart as MixturePart
-from shardyard.data.mixture_manifest import mixture_at
 from shardyard.data.samples import (
     Prepare,
     SampleSet,
@@ -23,7 +22,7 @@ from shardyard.data.samples import (
     WholeDocuments,
     identity_prepare,
 )
-from shardyard.data.shards import TokenShards
+from shardyard.data.shards import TokenShards, mixture_at
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Task, TaskData

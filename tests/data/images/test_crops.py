@@ -14,7 +14,7 @@ from shardyard.data.images.crops import (
     random_erase_box,
     resized_shape,
 )
-from shardyard.data.images.keyed_rng import KeyedRng
+from shardyard.data.order import KeyedRng
 
 USUAL: tuple[Range, Range] = ((0.08, 1.0), (3 / 4, 4 / 3))
 

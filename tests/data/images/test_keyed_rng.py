@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
+from shardyard.data.order import KeyedRng, RngPurpose
 
 
 def _shares(place: RngPurpose, number: int, samples: int) -> np.ndarray:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardyard.data.images.keyed_rng import KeyedRng
 from shardyard.data.images.rand_augment import OPERATIONS, STRONGEST, Operation, rand_augment
+from shardyard.data.order import KeyedRng
 from tests.data.images.pictures import picture
 from tests.data.images.written_out import WRITTEN_OUT
 

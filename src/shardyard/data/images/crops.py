@@ -7,7 +7,7 @@ of torchvision 0.29), so that a recipe of the field means here what it means the
 import math
 from typing import NamedTuple
 
-from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
+from shardyard.data.order import KeyedRng, RngPurpose
 
 Range = tuple[float, float]
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import escape_text
-from shardyard.data.optional_imports import extra
+from shardyard.data.readers.read_errors import extra
 from shardyard.errors import SourceError
 from shardyard.file_faults import POINTER_BYTES, pointer_file_error, web_page_error
 

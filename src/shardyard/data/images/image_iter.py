@@ -23,7 +23,7 @@ from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.digits import png, read_digits
 from shardyard.data.images.sources import PICTURES, Split, split_word, validation_word
 from shardyard.data.images.tar import Member, content_of, members
-from shardyard.data.optional_imports import extra
+from shardyard.data.readers.read_errors import extra
 from shardyard.data.stores.base import open_file
 from shardyard.errors import SourceError
 from shardyard.io.files import parse_json

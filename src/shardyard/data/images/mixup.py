@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
 from shardyard.data.loader import MicroBatch
+from shardyard.data.order import KeyedRng, RngPurpose
 
 BY_MICRO_BATCH = "images are mixed with others of their micro-batch"
 """Why a resume keeps ``optim.micro_batch``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageEnhance, ImageOps
 
-from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
+from shardyard.data.order import KeyedRng, RngPurpose
 
 PilImage = Image.Image
 

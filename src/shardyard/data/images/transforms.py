@@ -19,10 +19,10 @@ from shardyard.data.images.crops import (
     random_erase_box,
     resized_shape,
 )
-from shardyard.data.images.keyed_rng import KeyedRng, RngPurpose
 from shardyard.data.images.mixup import Mixing
 from shardyard.data.images.rand_augment import PilImage, rand_augment
-from shardyard.data.optional_imports import extra
+from shardyard.data.order import KeyedRng, RngPurpose
+from shardyard.data.readers.read_errors import extra
 from shardyard.data.samples import Prepare, identity_prepare
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.data.byte_ranges import Span, TextSection, escape_text
-from shardyard.data.optional_imports import extra
 from shardyard.data.premasked import record_text
 from shardyard.data.readers.columns import TextOf
+from shardyard.data.readers.read_errors import extra
 from shardyard.errors import SourceError
 
 ARRAYS = {

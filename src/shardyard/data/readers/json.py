@@ -12,9 +12,8 @@ from functools import partial
 from typing import IO, Any, BinaryIO, cast
 
 from shardyard.data.byte_ranges import SourceFile, Span, TextSection, escape_text
-from shardyard.data.optional_imports import extra
 from shardyard.data.readers.columns import DECODER, TextOf, not_json
-from shardyard.data.readers.read_errors import FileLocation, Rewind, decode, open_rewound
+from shardyard.data.readers.read_errors import FileLocation, Rewind, decode, extra, open_rewound
 from shardyard.errors import SourceError
 
 MOST_BYTES = 2**30

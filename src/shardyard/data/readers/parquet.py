@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from shardyard.data.byte_ranges import Span, TextSection, escape_text
-from shardyard.data.optional_imports import extra
 from shardyard.data.readers.columns import TextOf, some_keys
+from shardyard.data.readers.read_errors import extra
 from shardyard.errors import SourceError
 
 _BATCH_ROWS = 256

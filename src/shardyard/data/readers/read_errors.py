@@ -1,12 +1,13 @@
-"""Positions of errors in a file, in the same words for every reader."""
+"""Errors of all readers in the same words: a place in a file, a package that is not installed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
+from importlib import import_module
+from typing import IO, Any
 
 from shardyard.config.sources import is_remote
 from shardyard.data.byte_ranges import SourceFile, escape_text
-from shardyard.errors import SourceError
+from shardyard.errors import RequestError, SourceError
 
 Rewind = Callable[[], IO[bytes]]
 """Gives a file, unpacked, from its beginning."""
@@ -68,3 +69,24 @@ def open_rewound(file: IO[bytes]) -> IO[bytes]:
     """The same file, at its beginning."""
     file.seek(0)
     return file
+
+
+def extra(name: str, *modules: str, what: str) -> Any:
+    """The first of some modules that is there.
+
+    Args:
+        name: Of the extra in pyproject.toml that brings it.
+        what: What needs it, to begin a sentence.
+
+    Raises:
+        RequestError: None is there; says how to install one.
+    """
+    for module in modules:
+        try:
+            return import_module(module)
+        except ImportError as error:
+            why = error
+    raise RequestError(
+        f"{what} is read with {modules[-1].partition('.')[0]}, which is not installed ({why}). "
+        f"Install it: pip install 'shardyard[{name}]'"
+    ) from why

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import CheckpointError, RequestError
-from shardyard.importers.checkpoints import dcp, deepspeed, megatron, torch_save_file
+from shardyard.importers.checkpoints import dcp, deepspeed, megatron, pickles
 from shardyard.importers.checkpoints.hf_writer import DTYPES, split_into_shards, write_folder
 from shardyard.importers.checkpoints.reference_model import (
     CONFIG,
@@ -177,7 +177,7 @@ def read_checkpoint(
             f"--without {without[0]}: only a Megatron checkpoint has arguments, and {path} is none."
         )
     if path.is_file():
-        return torch_save_file.read(path)
+        return pickles.read_state_dict(path)
     if not path.exists():
         raise RequestError(f"{path} is not there. Name a checkpoint's folder, or its file.")
     if (path / dcp.METADATA).is_file():

@@ -20,10 +20,9 @@ from typing import Any
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.importers.checkpoints.megatron_args import differences
-from shardyard.importers.checkpoints.pickles import PickledObject, load
+from shardyard.importers.checkpoints.pickles import PickledObject, leaves_of, load
 from shardyard.importers.checkpoints.reference_model import ReferenceModel
 from shardyard.importers.checkpoints.tensors import SourceCheckpoint, TensorView, concatenate
-from shardyard.importers.checkpoints.torch_save_file import leaves_of
 
 LATEST = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
