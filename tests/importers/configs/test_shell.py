@@ -7,7 +7,7 @@ import pytest
 from tests.importers.configs.test_traps import Files, script
 
 START = "torchrun --nproc_per_node=8 t.py --lr $LR"
-NOT_READ = {
+NOT_READ: dict[str, tuple[tuple[str, ...], str, int]] = {
     "a loop": (("for LR in 1e-3 1e-4; do", f"  {START}", "done"), "loop", 3),
     "a loop on one line": ((f"for LR in 1e-3 1e-4; do {START}; done",), "loop", 2),
     "options that a loop reads": (
