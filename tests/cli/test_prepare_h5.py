@@ -12,8 +12,7 @@ from shardyard.config.load import load_recipe
 from shardyard.config.model.source import read_shape
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import imported
+from shardyard.config.tasks import imported, task_row
 from shardyard.data.prepare import prepare
 from shardyard.data.samples import Stream
 from shardyard.errors import RequestError

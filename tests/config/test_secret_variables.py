@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.secret_variables import withheld, without_secrets
+from shardyard.config.secrets import withheld, without_secret_variables
 
 ENVIRON = {
     "HF_TOKEN": "of-the-hub",
@@ -17,7 +17,7 @@ PLAIN = {name: ENVIRON[name] for name in ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIB
 
 
 def test_secrets_are_left_out_and_all_else_is_kept() -> None:
-    assert without_secrets(ENVIRON, named=["MINE"]) == PLAIN
+    assert without_secret_variables(ENVIRON, named=["MINE"]) == PLAIN
 
 
 def test_secrets_are_back_once_the_children_have_started_even_if_one_fails() -> None:

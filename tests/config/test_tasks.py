@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.data_choices import DATA_FORMATS
-from shardyard.config.task_lookup import task_code, task_prepare
-from shardyard.config.tasks import TASKS, Metric, tasks_of
+from shardyard.config.tasks import TASKS, Metric, task_code, task_prepare, tasks_of
 
 PACKAGE = Path(__file__).parents[2] / "src" / "shardyard"
 NAMING = {"config/tasks.py", "config/schema/recipe.py"}

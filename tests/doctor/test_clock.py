@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shardyard.doctor.clock import clock_offset_s
+from shardyard.doctor.machine import clock_offset_s
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from shardyard.planner.memory import peak
-from shardyard.planner.memory_savings import savings
+from shardyard.planner.memory import peak, savings
 from tests.planner.workloads import workload
 
 

@@ -15,8 +15,7 @@ from shardyard.planner import instance_search as module
 from shardyard.planner.effective_time import RecoverySettings
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.instance_search import NODES, ClusterQuote, ClusterQuotes, quote_clusters
-from shardyard.planner.layouts import search
-from shardyard.planner.reliefs import Relief
+from shardyard.planner.layouts import Relief, search
 from tests.planner.workloads import workload
 
 FEW = ("p4d.24xlarge", "p5.48xlarge")

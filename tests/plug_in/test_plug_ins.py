@@ -13,7 +13,7 @@ from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.plugin_sections import recipe_with_defaults
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.config.versions import plug_ins_of
 from shardyard.control.doctor import plug_in_findings
 from shardyard.data.formats import format_named, format_of

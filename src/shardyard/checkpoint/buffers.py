@@ -1,13 +1,14 @@
-"""Buffers of a module in its checkpoint: BatchNorm's running statistics, counts, tables.
+"""Buffers and averaged weights in a checkpoint, next to the trained parameters.
 
-Sharding does not split them: every rank holds all of each, and one rank writes it. They must be
-equal, or the ranks that did not write would continue with another state after a load. This
-module also checks that a state is finite before it is written.
+Buffers are BatchNorm's running statistics, counts and tables. Sharding does not split them: every
+rank holds all of each, and one rank writes it. They must be equal, or the ranks that did not write
+would continue with another state after a load. This module also checks that a state is finite
+before it is written.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -139,3 +140,27 @@ def _nonfinite_kind(name: str, tensor: Tensor) -> str | None:
     if is_buffer(name) or (math.isfinite(least) and math.isfinite(most)):
         return None
     return "an infinity"
+
+
+_AVERAGE_PREFIX = "average."
+
+
+def ema_name(name: str) -> str:
+    """The name, in a checkpoint, of the average of a tensor, from that one's name there."""
+    return f"{_AVERAGE_PREFIX}{name}"
+
+
+def is_ema(name: str) -> bool:
+    """Whether a tensor of a checkpoint is an average, by its name there."""
+    return name.startswith(_AVERAGE_PREFIX)
+
+
+def inference_name(name: str, saved: Collection[str]) -> str:
+    """The tensor to read for one of a model that is to be used: its average, if there is one.
+
+    Args:
+        name: Of the tensor that is trained on, in a checkpoint.
+        saved: All names there.
+    """
+    averaged = ema_name(name)
+    return averaged if averaged in saved else name

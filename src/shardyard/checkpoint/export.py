@@ -21,8 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shardyard.checkpoint.buffers import buffer_name, is_buffer
-from shardyard.checkpoint.ema import inference_name
+from shardyard.checkpoint.buffers import buffer_name, inference_name, is_buffer
 from shardyard.checkpoint.export_files import (
     ExportFiles,
     copy_files,

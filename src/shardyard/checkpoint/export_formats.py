@@ -11,8 +11,7 @@ from torch import Size, Tensor, nn
 from torch.utils import swap_tensors
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.ema import inference_name
+from shardyard.checkpoint.buffers import buffers_of, inference_name
 from shardyard.checkpoint.export_files import CONFIG, ExportFiles, changed_config, copy_files
 from shardyard.checkpoint.load import SavedTensors, load_tensors, read_shapes
 from shardyard.config.image_classes import class_names

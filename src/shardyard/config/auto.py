@@ -14,20 +14,18 @@ from typing import Any, Literal, Protocol
 from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.formulas import (
     best_attention,
+    compute_on,
+    dropout_of,
     logits_of,
+    lr_of,
+    output_of,
     reason_of_checkpoints,
     reason_of_peer_snapshots,
     reason_of_snapshots,
-    steps_between_snapshots,
-    waits_for_logits,
-)
-from shardyard.config.model_defaults import (
-    compute_on,
-    dropout_of,
-    lr_of,
-    output_of,
     seq_len_of,
     step_tokens_of,
+    steps_between_snapshots,
+    waits_for_logits,
 )
 from shardyard.config.model_sizes import ModelSizes, Sizes
 from shardyard.config.optimizers import optimizer_of
@@ -37,7 +35,7 @@ from shardyard.config.rules.model import falls_back_to_eager
 from shardyard.config.rules.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.run_length import Length, batch_of_whole_steps, samples_of_epochs
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape

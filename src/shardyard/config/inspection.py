@@ -10,7 +10,7 @@ from pathlib import Path
 from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.model.source import has_tokenizer
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.config.weight_files import has_weight_files, read_weight_files
 from shardyard.config.weights_match import Match, match_weights
 from shardyard.errors import Problem, RecipeError, RequestError

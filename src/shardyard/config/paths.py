@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
-from shardyard.config.globs import is_pattern, matches_of, split_pattern
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
-from shardyard.config.sources import is_name, is_remote
+from shardyard.config.sources import is_name, is_pattern, is_remote, matches_of, split_pattern
 from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.errors import Problem, RecipeError
 

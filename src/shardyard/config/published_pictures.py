@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_remote
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 
 IMAGENET = {"train": 1_281_167, "val": 50_000}
 """Pictures of each split. Source: https://image-net.org/challenges/LSVRC/2012/"""

@@ -1,20 +1,26 @@
-"""Recognise credentials in a recipe, so that they are not printed or stored.
+"""Recognise credentials in a recipe and an environment, so that they are not shown or stored.
 
 They are known by the shapes that issuers document (``token_shapes``), and by the content of
 an address or an assignment. The name of a variable counts too (``is_called_a_secret``). Two
 forms have no mark of their own. The 40 characters of an AWS secret key are known by how
 random they are. The 40 hexadecimal digits of a W&B key are a git commit's too, and count
 only where no commit belongs (``is_hex_key``).
+
+Any process of the same user can read what a program was started with
+(``/proc/PID/environ``). So can core dumps and every program that it starts in turn. Children
+get secrets only if they use them.
 """
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shardyard.config.secret_names import is_called_a_secret
 from shardyard.config.token_shapes import find_token
 from shardyard.errors import RequestError
 
@@ -188,3 +194,38 @@ def parse_references(secrets: Mapping[str, str]) -> dict[str, Reference]:
 def is_variable(name: str) -> bool:
     """Whether an environment variable can be called so."""
     return re.fullmatch(_VARIABLE, name) is not None
+
+
+def secret_variables(environ: Mapping[str, str], *, named: Collection[str] = ()) -> dict[str, str]:
+    """Variables that hold a secret, by their names or values.
+
+    Args:
+        named: Those that a recipe lists under ``secrets``.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in named or is_called_a_secret(name, value) or find_credential(value)
+    }
+
+
+def without_secret_variables(
+    environ: Mapping[str, str], *, named: Collection[str] = ()
+) -> dict[str, str]:
+    """All variables but those."""
+    hidden = secret_variables(environ, named=named)
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
+@contextmanager
+def withheld(
+    environ: MutableMapping[str, str], *, named: Collection[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Take secrets out of an environment while the block starts children; gives what they are."""
+    hidden = secret_variables(environ, named=named)
+    for name in hidden:
+        del environ[name]
+    try:
+        yield hidden
+    finally:
+        environ.update(hidden)

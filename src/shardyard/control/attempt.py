@@ -18,7 +18,7 @@ from shardyard.config.rules.custom_module import NO_SHAPE
 from shardyard.config.run_length import Length, requested_samples
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.config.versions import plug_ins_of
 from shardyard.control.request import Request, check_weights_match_config

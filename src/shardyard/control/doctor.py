@@ -7,8 +7,7 @@ from pathlib import Path
 
 from shardyard.config.schema.plugin_sections import described
 from shardyard.config.sources import SCHEMES, scheme_row
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import TASKS
+from shardyard.config.tasks import TASKS, task_row
 from shardyard.config.versions import engines_for
 from shardyard.control.alerts import validate_addresses
 from shardyard.control.aux_jobs import SideTerms

@@ -32,9 +32,8 @@ from shardyard.launchers.base import launcher_class
 from shardyard.launchers.registry import LAUNCHERS
 from shardyard.planner.format import candidate_name, fitting_words, settings_of
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.layouts import Search, nodes_that_fit, search
+from shardyard.planner.layouts import Relief, Search, nodes_that_fit, search
 from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
-from shardyard.planner.reliefs import Relief
 from shardyard.planner.workload import Workload, workload_of
 from shardyard.plugins import installed
 from shardyard.units import format_seconds, format_usd, parse_seconds

@@ -27,7 +27,7 @@ from shardyard.planner.effective_time import RecoverySettings
 from shardyard.planner.format import settings_of
 from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes, quote_clusters
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
+from shardyard.planner.layouts import Candidate, Relief, Search, nodes_that_fit, search
 from shardyard.planner.plan import (
     Plan,
     layout_name,
@@ -36,7 +36,6 @@ from shardyard.planner.plan import (
 )
 from shardyard.planner.plan_diff import Advice
 from shardyard.planner.ranks import RankPlacement
-from shardyard.planner.reliefs import Relief
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
 

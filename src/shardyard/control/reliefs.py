@@ -16,7 +16,7 @@ from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.dispatch import Model, work_of
 from shardyard.planner.images.step import check_unplanned_settings
-from shardyard.planner.reliefs import Relief
+from shardyard.planner.layouts import Relief
 from shardyard.planner.workload import Workload
 
 _OFFLOAD = ("optimizer", "activations", "params")

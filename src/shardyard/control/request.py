@@ -63,8 +63,8 @@ from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.log import info, warn
-from shardyard.planner.checkpoint_size import checkpoint_bytes
 from shardyard.planner.fit import ClusterMemoryFitter
+from shardyard.planner.state_memory import checkpoint_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def _prepare(
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
 
-    from shardyard.config.task_lookup import task_prepare
+    from shardyard.config.tasks import task_prepare
     from shardyard.data import shards
 
     recipe = _read_recipe(recipe_path)
@@ -97,11 +97,10 @@ def _write_h5(
     recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None, progress: "Progress"
 ) -> str:
     """Write both splits as BERT's h5 files, next to the prepared data; return their folder."""
+    from shardyard.config.formulas import seq_len_of
     from shardyard.config.model.source import shape_or_none
-    from shardyard.config.model_defaults import seq_len_of
     from shardyard.config.resolved import Resolved
-    from shardyard.config.task_lookup import task_row
-    from shardyard.config.tasks import imported
+    from shardyard.config.tasks import imported, task_row
     from shardyard.data.bert_h5 import write_splits
     from shardyard.errors import RequestError
 

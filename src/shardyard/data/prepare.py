@@ -27,8 +27,7 @@ from shardyard.config.rules.data import not_trained
 from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import imported
+from shardyard.config.tasks import imported, task_row
 from shardyard.control_groups import usable_cores
 from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.content_cache import find_equal, record_sources

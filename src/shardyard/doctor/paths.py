@@ -12,7 +12,6 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from shardyard.config.globs import is_pattern, matches_of
 from shardyard.config.inspection import inspect_folder
 from shardyard.config.model.source import (
     config_content,
@@ -23,6 +22,7 @@ from shardyard.config.model.source import (
 from shardyard.config.paths import RecipePath, paths_of
 from shardyard.config.rules.custom_module import generic_type
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.sources import is_pattern, matches_of
 from shardyard.doctor.finding import Finding
 from shardyard.doctor.storage import GIB, checkpoint_space, nearest_folder
 from shardyard.errors import ShardyardError

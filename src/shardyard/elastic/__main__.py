@@ -23,7 +23,7 @@ from shardyard.config.allocator import enable_expandable_segments
 from shardyard.config.endpoints import metrics_endpoint
 from shardyard.config.formulas import snapshot_labels, steps_between_checkpoints
 from shardyard.config.resolved import Resolved
-from shardyard.config.secret_variables import without_secrets
+from shardyard.config.secrets import without_secret_variables
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest, end_with
@@ -160,7 +160,7 @@ def _telemetry(
         every_s=resolved.recipe.observe.telemetry_every_s,
         devices=_accelerators(resolved),
         ranks=partial(_ranks, heartbeats, resolved),
-        environ=without_secrets(os.environ, named=resolved.recipe.secrets),
+        environ=without_secret_variables(os.environ, named=resolved.recipe.secrets),
     )
 
 

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.secret_variables import withheld
+from shardyard.config.secrets import withheld
 from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.errors import StorageError

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.config.globs import matches_of
 from shardyard.config.paths import unreadable_reason
+from shardyard.config.sources import matches_of
 from shardyard.errors import RequestError
 from shardyard.git import git
 from shardyard.launchers.private_files import private_reason, tokens_in

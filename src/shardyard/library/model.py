@@ -27,8 +27,8 @@ from shardyard.parallel.custom_module import (
     read_plan,
     reject_scalars,
 )
-from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.rank_agreement import host_group
 from shardyard.tasks.custom import CustomComputation, Loss
 from shardyard.tasks.loss_computation import Computation
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from shardyard.config.model_defaults import compute_on, dropout_of, output_of, seq_len_of
+from shardyard.config.formulas import compute_on, dropout_of, output_of, seq_len_of
 from shardyard.config.rules.model import check_model
 from shardyard.config.rules.plan_only import settings_planned_only
 from shardyard.config.schema.recipe import Recipe

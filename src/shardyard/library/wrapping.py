@@ -44,8 +44,8 @@ from shardyard.parallel.custom_module import (
     rank_with_other_weights,
 )
 from shardyard.parallel.device import total_memory_bytes
-from shardyard.parallel.host_group import host_group
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.rank_agreement import host_group
 from shardyard.tasks.custom import Loss
 from shardyard.units import format_bytes
 

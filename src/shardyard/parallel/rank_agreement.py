@@ -1,4 +1,4 @@
-"""Comparison of ranks on the host: the order of gathers, unused parameters, and buffers.
+"""Comparison of ranks in a host group: the order of gathers, unused parameters, and buffers.
 
 A module whose forward pass depends on its samples (experts in a Python loop, LayerDrop,
 branches) may call other modules on each rank. Collectives are matched only by their order.
@@ -6,11 +6,16 @@ Two ranks that gather different blocks would exchange them silently if their siz
 equal, and abort or hang otherwise. A rank that is about to gather something else than in
 the steps before therefore first compares that with all others. Each step ends with one
 small exchange.
+
+The gloo group of a model ends with it: a script that wraps one model after another would collect
+their threads.
 """
 
 import threading
+import weakref
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -20,7 +25,6 @@ from torch import Tensor, nn
 
 from shardyard.errors import TrainingError
 from shardyard.log import warn
-from shardyard.parallel.host_group import host_group
 from shardyard.torch_private import change_count, group_timeout, non_persistent_buffers
 
 WAIT_S = 120.0
@@ -252,3 +256,15 @@ def checksum_of(tensor: Tensor) -> int:
     """Return the checksum of a tensor's bytes; waits for the device."""
     content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return zlib.crc32(content, zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode()))
+
+
+def host_group(model: nn.Module) -> dist.ProcessGroup:
+    """Make a gloo group of all ranks that ends with the model. All ranks call it together."""
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    weakref.finalize(model, _end, group).atexit = False
+    return group
+
+
+def _end(group: dist.ProcessGroup) -> None:
+    with suppress(ValueError):  # it has ended with all others
+        dist.destroy_process_group(group)

@@ -23,8 +23,7 @@ from shardyard.planner.images.memory import (
 from shardyard.planner.images.step import ImageStep, image_step_of, image_step_on, with_image_layout
 from shardyard.planner.images.time import ImageEstimate, estimate_images
 from shardyard.planner.kernels import flops_per_token
-from shardyard.planner.memory import Fit, MemoryEstimate, Term, memory
-from shardyard.planner.memory_savings import Saving, savings
+from shardyard.planner.memory import Fit, MemoryEstimate, Saving, Term, memory, savings
 from shardyard.planner.offload import host_memory_shortage, host_shortage, snapshot_bytes
 from shardyard.planner.traffic import traffic_terms
 from shardyard.planner.workload import Recompute, Workload, on_devices, with_layout, workload_of

@@ -18,8 +18,7 @@ from shardyard.planner.dispatch import Work, work_on_devices
 from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.layouts import Candidate, search
-from shardyard.planner.reliefs import Relief
+from shardyard.planner.layouts import Candidate, Relief, search
 from shardyard.planner.throughput import UNMEASURED, Price
 
 NODES = (1, 2, 4, 8, 16, 32, 64)

@@ -1,5 +1,7 @@
 """The search: all legal layouts of a model on a cluster, those that fit, the fastest first.
 
+Where none fits, it tries further settings of the same step (``Relief``).
+
 Every candidate is a layout with its micro-batch and recompute mode. What does not fit is never
 timed. For each family of layouts that did not win, the search says why: it does not fit, and by how
 much, or it is slower, and what it spends the time on.
@@ -27,10 +29,19 @@ from shardyard.planner.images.layouts import ImageSpace
 from shardyard.planner.images.step import ImageStep
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.memory import Fit, device_of, fit, peak
-from shardyard.planner.reliefs import Relief
 from shardyard.planner.step_time import NAMES, Parts, StepModel
 from shardyard.planner.workload import Recompute, Workload, with_layout
 from shardyard.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relief:
+    """Settings that make a step need less memory on a device, and the step with them."""
+
+    settings: tuple[str, ...]
+    """Overrides of the recipe, such as ``memory.offload=optimizer``."""
+    work: Work
+
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 MOST_MICRO_BATCH = 64

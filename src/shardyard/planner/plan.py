@@ -19,7 +19,6 @@ from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.cluster import ClusterHardware, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.checkpoint_size import checkpoint_bytes
 from shardyard.planner.cpu_memory import fit_on_cpu, on_cpu
 from shardyard.planner.dispatch import (
     AnyEstimate,
@@ -42,8 +41,8 @@ from shardyard.planner.images.step import Decoding, decoding_of
 from shardyard.planner.images.time import ImageEstimate
 from shardyard.planner.instance_search import samples_factor
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.memory import Fit, MemoryEstimate, Term, fit
-from shardyard.planner.memory_savings import Saving
+from shardyard.planner.memory import Fit, MemoryEstimate, Saving, Term, fit
+from shardyard.planner.state_memory import checkpoint_bytes
 from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import (
     Peak,

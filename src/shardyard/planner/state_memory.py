@@ -1,4 +1,4 @@
-"""Memory of one rank's states and logits.
+"""Bytes of one rank's states and logits, and of a checkpoint of all ranks.
 
 States are parameters, gradients and optimizer state, as the data axes split them. For
 logits, it counts for how many tokens they exist, and in which formats.
@@ -9,8 +9,13 @@ from typing import Protocol
 
 from shardyard.config.data_choices import MASKED_SHARE
 from shardyard.config.layout import Layout
+from shardyard.config.schema.recipe import Recipe
+from shardyard.families.images.network import ImageNetwork
+from shardyard.families.images.registry import operators_of
+from shardyard.families.shape import ModelShape
 from shardyard.planner.stages import StageTrained
-from shardyard.planner.workload import Formats, Techniques, Workload
+from shardyard.planner.trainable_parameters import trained_of
+from shardyard.planner.workload import FORMAT_BYTES, Formats, Techniques, Workload, optimizer_bytes
 from shardyard.units import format_bytes
 
 _CHUNKS = 8
@@ -226,3 +231,27 @@ def last_pass_residual_bytes(w: ShardedStep, stage: Parameters) -> float:
     if not reduces_per_block(w) or is_first_pass(w):
         return 0.0
     return w.formats.reduce_bytes * stage.trained.table
+
+
+def checkpoint_bytes(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
+    """One checkpoint on disk, all ranks: fp32 weights, optimizer states and averages.
+
+    Args:
+        recipe: May still hold an ``auto``; frozen weights then count as fp32.
+    """
+    trained, frozen = trained_and_frozen(recipe, model)
+    saved = trained * (4 + optimizer_bytes(recipe))
+    if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
+        compute = recipe.precision.compute
+        saved += frozen * (4 if compute == "auto" else FORMAT_BYTES[compute])
+    return round(saved)
+
+
+def trained_and_frozen(recipe: Recipe, model: ModelShape | ImageNetwork) -> tuple[int, int]:
+    """Parameters of each kind."""
+    if isinstance(model, ImageNetwork):
+        return sum(row.parameters for row in operators_of(model)), 0
+    trained = trained_of(model, recipe.model)
+    if trained is None:
+        return model.parameters, 0
+    return trained.parameters, model.parameters + trained.added - trained.parameters

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.errors import RequestError
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import AttemptTime

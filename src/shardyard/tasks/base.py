@@ -15,7 +15,7 @@ from torch import nn
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_code
+from shardyard.config.tasks import task_code
 from shardyard.data.loader import MicroBatch, Samples
 from shardyard.errors import RequestError
 from shardyard.parallel.mesh import Mesh

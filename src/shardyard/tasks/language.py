@@ -10,7 +10,7 @@ import torch
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.data.loader import MicroBatch
 from shardyard.data.mixture import ConcatenatedSets, MixedStream, WithOnes
 from shardyard.data.mixture import MixturePart as MixturePart

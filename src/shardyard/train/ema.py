@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from shardyard.checkpoint.ema import ema_name
+from shardyard.checkpoint.buffers import ema_name
 from shardyard.models.batch_norm import batch_norms_in
 from shardyard.parallel.gradients import local_part, placed_like
 

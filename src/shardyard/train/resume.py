@@ -1,4 +1,8 @@
-"""Resume point of a run: a snapshot in memory or a checkpoint, whichever is newer."""
+"""Resume point of a run: a snapshot in memory, or the newest or an earlier checkpoint.
+
+The newer of snapshot and checkpoint counts. After ``resume --step`` some settings may differ, and
+data may be skipped.
+"""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +26,9 @@ from shardyard.checkpoint.snapshots.load import (
 )
 from shardyard.checkpoint.snapshots.slot import SnapshotId
 from shardyard.checkpoint.staging_protocol import MemoryProvider
-from shardyard.config.formulas import snapshots_enabled
+from shardyard.config.fingerprint import MAY_CHANGE_FROM_AN_EARLIER_STEP
+from shardyard.config.formulas import snapshots_enabled, step_samples
+from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError
 from shardyard.train.best import with_saved_best
@@ -165,3 +171,24 @@ def _of_checkpoint(chosen: SelectedCheckpoint, rejected: tuple[RejectedSnapshot,
 def _rejected_fields(rejected: tuple[RejectedSnapshot, ...]) -> dict[str, Any]:
     """For the event: newer snapshots that were passed over."""
     return {"snapshots_refused": [each._asdict() for each in rejected]} if rejected else {}
+
+
+def may_differ(changed: str, whole: Resolved, saved: Saved) -> bool:
+    """Whether a setting, as ``compare`` words it, may differ from that of a saved state."""
+    setting = changed.partition(":")[0]
+    return setting in MAY_CHANGE_FROM_AN_EARLIER_STEP and _is_gone_back_to(saved, whole)
+
+
+def from_earlier_step(saved: Saved, whole: Resolved, *, devices: int) -> Progress:
+    """Progress of a saved state, with the samples that ``--skip-steps`` passes over."""
+    progress, back_to = saved.progress, whole.back_to
+    if back_to is None or not _is_gone_back_to(saved, whole):
+        return progress
+    optim = whole.of_phases[progress.phase].recipe.optim
+    samples = back_to.skip_steps * step_samples(optim, devices=devices)
+    return replace(progress, passed_over=progress.passed_over + samples)
+
+
+def _is_gone_back_to(saved: Saved, whole: Resolved) -> bool:
+    back_to = whole.back_to
+    return back_to is not None and saved.snapshot is None and saved.progress.step == back_to.step

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.ema import is_ema
+from shardyard.checkpoint.buffers import buffers_of, is_ema
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
@@ -33,7 +32,7 @@ from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, require_reproducible
 from shardyard.config.schema.recipe import Parallel, Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter
@@ -63,7 +62,6 @@ from shardyard.tasks.language import vocabulary
 from shardyard.tasks.loss_computation import Computation
 from shardyard.train.custom_model import build_custom
 from shardyard.train.determinism_check import check_determinism
-from shardyard.train.earlier_step import from_earlier_step, may_differ
 from shardyard.train.ema import WeightEma
 from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.images import build_image_network
@@ -73,7 +71,7 @@ from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.reproducible_step import ExactStep
-from shardyard.train.resume import Saved, find_saved
+from shardyard.train.resume import Saved, find_saved, from_earlier_step, may_differ
 from shardyard.train.snapshot_room import cannot_hold_snapshots
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper

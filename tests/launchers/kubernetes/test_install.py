@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shardyard.config.kubernetes_etcd import service_name
+from shardyard.config.endpoints import service_name
 from shardyard.config.load import load_recipe
 from shardyard.launchers.kubernetes.etcd import IMAGE, render_etcd
 from tests.launchers.kubernetes.api_server import write_kubeconfig

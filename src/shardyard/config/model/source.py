@@ -11,7 +11,7 @@ from typing import Any
 from shardyard.config.model.hub import HubRequest, LogFunction, fetch
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.secrets import show
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.config.weight_files import INDEX, SINGLE, has_weight_files
 from shardyard.errors import RequestError, StorageError
 from shardyard.families.config_json import shape_of_config

@@ -33,8 +33,7 @@ from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Optim, Recipe, TaskSettings
 from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import TASKS
+from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.presets import PRESETS, preset_named

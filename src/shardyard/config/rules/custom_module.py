@@ -15,7 +15,7 @@ from typing import Any
 from shardyard.config.layout import WHY_NOT
 from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.config_json import CAUSAL_CLASSES
 from shardyard.families.registry import FAMILIES, is_family

@@ -18,8 +18,7 @@ from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
 from shardyard.config.sources import address_error, is_remote
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import BITS_PER_BYTE, TASKS
+from shardyard.config.tasks import BITS_PER_BYTE, TASKS, task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.errors import Problem
 

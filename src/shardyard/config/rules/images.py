@@ -6,7 +6,7 @@ from shardyard.config.formulas import first_batch, step_samples
 from shardyard.config.rules.custom_module import check_unsupported_axes
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
+from shardyard.config.tasks import task_row
 from shardyard.errors import Problem
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import IMAGE_PRESETS, KINDS, operators_of

@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from shardyard.config.endpoints import TCP
-from shardyard.config.kubernetes_etcd import rendezvous_of, secret_name
+from shardyard.config.endpoints import TCP, rendezvous_of, secret_name
 from shardyard.config.machines import check_capacity
 from shardyard.config.rules.slurm_options import SETTING, check_slurm_options, gpus_in
 from shardyard.config.schema.launch import Kubernetes, Launch, Slurm

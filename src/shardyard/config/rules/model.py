@@ -7,8 +7,7 @@ from shardyard.config.optimizers import OPTIMIZERS, optimizer_of
 from shardyard.config.rules.layout import FP8_MULTIPLE, SPLIT_BACKWARD, requested_zero
 from shardyard.config.rules.layout import check_layout as layout_problems
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import tasks_of
+from shardyard.config.tasks import task_row, tasks_of
 from shardyard.errors import Problem
 from shardyard.families.lora import lora_target_errors
 from shardyard.families.shape import ModelShape

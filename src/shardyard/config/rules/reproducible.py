@@ -9,8 +9,7 @@ from shardyard.config.formulas import first_batch
 from shardyard.config.optimizers import OPTIMIZERS, optimizer_of
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Optim, Recipe
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import TASKS
+from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem, RecipeError
 
 BY_EXACT = "precision.reduce=exact adds up micro-batches, so that others are rounded otherwise"

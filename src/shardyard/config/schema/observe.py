@@ -1,4 +1,4 @@
-"""Sections of ``observe``: services that also show a run, profiles and alerts."""
+"""The section ``observe`` of a recipe: logs, services that also show a run, profiles, alerts."""
 
 from typing import Annotated, Literal
 
@@ -69,3 +69,38 @@ class Alert(Section):
     """Name in `secrets` of the address that takes a POST of JSON; an address is a secret."""
     above_usd: Annotated[float, Field(gt=0)] | None = None
     """For cost: dollars of the whole run."""
+
+
+class Observe(Section):
+    """Output shown and written while training."""
+
+    log_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between lines in a log that is no terminal."""
+    sample_ids: bool = False
+    """Write into each rank's log which samples it reads at each step, to audit data and order."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
+    wandb: Wandb = Wandb()
+    """Also send the run to Weights & Biases; see docs/exporters.md."""
+    mlflow: Mlflow = Mlflow()
+    """Also send the run to an MLflow tracking server; see docs/exporters.md."""
+    telemetry_every_s: Annotated[float, Field(ge=0.5, le=3600)] | None = 5.0
+    """Seconds between the lines of telemetry/node-<k>.jsonl: each node's devices, processors and
+    ranks; null: none are written."""
+    prometheus: (
+        Annotated[int, Field(ge=0, le=65535)]
+        | Annotated[
+            str,
+            Field(pattern=r"^([A-Za-z0-9.-]+|\[[0-9a-f:]+\]):\d{1,5}$", description="host:port"),
+        ]
+        | None
+    ) = None
+    """Port at which each node's agent offers metrics to Prometheus, on loopback (in a pod: its own
+    address); 0: any free one; host:port: there. Needs shardyard[prometheus]."""
+    alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
+    """Addresses that get an alert when a run fails, stalls, reaches its target, costs more than
+    a sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets.
+    """
+    profile: Profile = Profile()
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""

@@ -22,7 +22,7 @@ from shardyard.config.schema.base import (
 )
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.launch import Launch
-from shardyard.config.schema.observe import Alert, Mlflow, Profile, Wandb
+from shardyard.config.schema.observe import Observe
 from shardyard.config.tasks import TASKS
 
 Degree = Annotated[int, Field(ge=1)]
@@ -408,41 +408,6 @@ class Cluster(Section):
     """Price of a node per hour: under a savings plan, in your block, or today's for spot; null:
     by the table of prices, or by cluster.file.
     """
-
-
-class Observe(Section):
-    """Output shown and written while training."""
-
-    log_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between lines in a log that is no terminal."""
-    sample_ids: bool = False
-    """Write into each rank's log which samples it reads at each step, to audit data and order."""
-    tensorboard: bool = False
-    """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
-    wandb: Wandb = Wandb()
-    """Also send the run to Weights & Biases; see docs/exporters.md."""
-    mlflow: Mlflow = Mlflow()
-    """Also send the run to an MLflow tracking server; see docs/exporters.md."""
-    telemetry_every_s: Annotated[float, Field(ge=0.5, le=3600)] | None = 5.0
-    """Seconds between the lines of telemetry/node-<k>.jsonl: each node's devices, processors and
-    ranks; null: none are written."""
-    prometheus: (
-        Annotated[int, Field(ge=0, le=65535)]
-        | Annotated[
-            str,
-            Field(pattern=r"^([A-Za-z0-9.-]+|\[[0-9a-f:]+\]):\d{1,5}$", description="host:port"),
-        ]
-        | None
-    ) = None
-    """Port at which each node's agent offers metrics to Prometheus, on loopback (in a pod: its own
-    address); 0: any free one; host:port: there. Needs shardyard[prometheus]."""
-    alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
-    """Addresses that get an alert when a run fails, stalls, reaches its target, costs more than
-    a sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets.
-    """
-    profile: Profile = Profile()
-    peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
 
 
 class Recipe(Section):

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
-from shardyard.config.globs import count_literal
 from shardyard.config.model.hub_errors import translate_hub_errors
+from shardyard.config.sources import count_literal
 from shardyard.config.split_names import ABOUT, KEYWORDS
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.stores.base import ListedFile, is_hidden

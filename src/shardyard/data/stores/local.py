@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from shardyard.config.globs import escape_hint, matches_of, split_pattern
+from shardyard.config.sources import escape_hint, matches_of, split_pattern
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.stores.base import COMPILED, ListedFile
 from shardyard.errors import RequestError

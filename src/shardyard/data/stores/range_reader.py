@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
-from shardyard.config.globs import MAGIC, count_literal, escape_hint, has_magic
+from shardyard.config.sources import MAGIC, count_literal, escape_hint, has_magic
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.stores.base import ListedFile, is_hidden
 from shardyard.errors import LostError, RequestError, SourceError

@@ -6,7 +6,7 @@ They change nothing. Nodes, policies and quotas are checked in files of their ow
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from shardyard.config.kubernetes_etcd import secret_name, service_name
+from shardyard.config.endpoints import secret_name, service_name
 from shardyard.config.secrets import parse_references
 from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import AccessError, RequestError, ShardyardError

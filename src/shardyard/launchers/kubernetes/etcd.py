@@ -5,7 +5,7 @@ A rendezvous lives in it for minutes, so a restart recreates all that is lost wi
 
 from typing import Any
 
-from shardyard.config.kubernetes_etcd import secret_name, service_name
+from shardyard.config.endpoints import secret_name, service_name
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.launchers.kubernetes.etcd_certificate import (
     FILES,

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.kubernetes_etcd import secret_name
+from shardyard.config.endpoints import secret_name
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.errors import RequestError, ShardyardError
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.kubernetes_etcd import service_name
+from shardyard.config.endpoints import service_name
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import InstallablePart, LaunchRequest
 from shardyard.launchers.kubernetes.api import PLURALS, Api

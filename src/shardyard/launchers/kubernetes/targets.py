@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from shardyard.config.kubernetes_etcd import rendezvous_of
+from shardyard.config.endpoints import rendezvous_of
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes import pod

@@ -11,8 +11,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shardyard.planner.images.step import ImageStep, OperatorGroup
-from shardyard.planner.memory import MemoryEstimate, Term, device_of, reserved_of
-from shardyard.planner.memory_savings import Saving, notable_savings
+from shardyard.planner.memory import (
+    MemoryEstimate,
+    Saving,
+    Term,
+    device_of,
+    notable_savings,
+    reserved_of,
+)
 from shardyard.planner.stages import StageTrained
 from shardyard.planner.state_memory import (
     gathers_per_block,
@@ -211,7 +217,7 @@ def image_traffic(step: ImageStep) -> tuple[Term, ...]:
     return tuple(found)
 
 
-# These settings save memory and keep the training result, as in ``planner/memory_savings.py``.
+# These settings save memory and keep the training result, as in ``planner/memory.py``.
 
 
 def image_savings(step: ImageStep) -> tuple[Saving, ...]:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.task_lookup import task_row
-from shardyard.config.tasks import BITS_PER_BYTE, Metric
+from shardyard.config.tasks import BITS_PER_BYTE, Metric, task_row
 from shardyard.errors import RequestError
 from shardyard.report.compare.curves import AXES, RunCurves
 from shardyard.report.run_data import RunRecord
