@@ -27,9 +27,8 @@ from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.io.files import write_json
 from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.local_job import Identity, JobFile
-from shardyard.rundir.jsonl import EventWriter
+from shardyard.rundir.jsonl import METRIC_KEYS, EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 
 DRY_RUN_BAR_S, LIST_BAR_S = 1.0, 2.0
 MORE_MEMORY_BAR_BYTES, FILES_BAR = 8 * 2**20, 16

@@ -32,8 +32,8 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.report.serve.index import FILE
+from shardyard.rundir.jsonl import METRIC_KEYS
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 
 BARS = {1000: {"cold_s": 0.5, "warm_s": 0.15}, 10_000: {"cold_s": 3.0, "warm_s": 0.3}}
 CURVES_BAR_S, CURVES_BAR_BYTES = 1.0, 10**6

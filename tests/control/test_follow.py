@@ -19,9 +19,8 @@ from shardyard.control.follow import (
     log_view,
     number_text,
 )
-from shardyard.rundir.jsonl import EventWriter, LineWriter
+from shardyard.rundir.jsonl import METRIC_KEYS, EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 from tests.elastic.agents import Agents
 
 

@@ -19,7 +19,7 @@ from shardyard.control.follow import describe_event
 from shardyard.control.resume import check_step_exists, go_back, is_finished
 from shardyard.data.loader import MicroBatch
 from shardyard.errors import CheckpointError, RecipeError, RequestError, TrainingError
-from shardyard.observe.sinks import SAMPLES_MARK
+from shardyard.observe.metrics import SAMPLES_MARK
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.rundir.layout import RunDir

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardyard.launchers.base import JobState
-from shardyard.rundir.cost import read_spending
+from shardyard.rundir.state import read_spending
 from tests.e2e.shardyard import Answer, Place, events, wait_for_step
 from tests.launchers.local_runs import LocalRuns
 

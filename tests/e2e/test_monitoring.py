@@ -25,9 +25,8 @@ from shardyard.io.yaml import write_yaml
 from shardyard.launchers.monitoring import alerts, dashboards
 from shardyard.launchers.monitoring.alerts import DEVICE_LABELS, DEVICES, XID
 from shardyard.observe.exporter import RunReader, discovery_pattern, serve_metrics
-from shardyard.rundir.jsonl import EventWriter, LineWriter, read_steps
+from shardyard.rundir.jsonl import METRIC_KEYS, EventWriter, LineWriter, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 from shardyard.rundir.telemetry import DEVICE_FIELDS
 from tests.debian_packages import need
 from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step

@@ -23,8 +23,8 @@ from shardyard.elastic.rendezvous.c10d import (
 from shardyard.elastic.seal import Seal, SealedStore, UntrustedValueError, seal_objects
 from shardyard.elastic.store_backend import StoreBackend
 from shardyard.errors import StorageError
+from shardyard.rundir.attempt_files import run_secret
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.run_secret import run_secret
 from shardyard.torch_private import empty_rendezvous_state
 
 SEAL, OTHER = Seal(b"s" * 32), Seal(b"o" * 32)
@@ -199,7 +199,7 @@ def test_nodes_of_an_attempt_share_a_secret_that_its_owner_alone_can_read(tmp_pa
 def test_a_damaged_secret_is_named_with_how_to_have_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardyard.rundir.run_secret._WITHIN_S", 0.0)
+    monkeypatch.setattr("shardyard.rundir.attempt_files._WITHIN_S", 0.0)
     run = RunDir(tmp_path)
     run.attempt(1).mkdir(parents=True)
     for content in ("", "x" * 64):

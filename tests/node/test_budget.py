@@ -15,10 +15,9 @@ from shardyard.control.resume import check_cost_limit
 from shardyard.errors import RequestError
 from shardyard.node.budget import AttemptLimits, LimitMonitor, check_not_stopped, has_stopped_itself
 from shardyard.node.failover import terms_from_now
-from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import LineWriter, read_lines
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.state import read_state
+from shardyard.rundir.state import read_spending, read_state
 
 
 @pytest.fixture

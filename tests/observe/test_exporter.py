@@ -12,9 +12,8 @@ from shardyard.config.endpoints import ADDRESS_VARIABLE, MetricsEndpoint, metric
 from shardyard.config.schema.recipe import Observe
 from shardyard.errors import RequestError
 from shardyard.observe.exporter import RunReader, serve_metrics
-from shardyard.rundir.jsonl import EventWriter, LineWriter
+from shardyard.rundir.jsonl import METRIC_KEYS, EventWriter, LineWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 from shardyard.rundir.metrics import ALL, STEPS
 
 

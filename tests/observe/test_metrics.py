@@ -7,7 +7,7 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.io.files import write_json
 from shardyard.observe.metrics import FlopBudget, MetricLines, StepTimes, read_flop_budget
-from shardyard.rundir.metric_keys import METRIC_KEYS
+from shardyard.rundir.jsonl import METRIC_KEYS
 
 # Llama-3.1-8B at 8,192 tokens takes 57.9 GFLOP a token with full attention; 13,812 tokens/s on an
 # H100 are then 800 TFLOP/s (NVIDIA's own row), which is 80.9 % of 989 TFLOP/s.

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shardyard.observe.sinks import open_sinks
-from shardyard.rundir.jsonl import read_evaluations, read_steps
+from shardyard.observe.metrics import open_sinks
+from shardyard.rundir.jsonl import METRIC_KEYS, read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 
 STEP = {**dict.fromkeys(METRIC_KEYS), "step": 1, "loss": 2.5}
 EVALUATION = {"step": 1, "epoch": 0.1, "eval": {"loss": 2.4, "perplexity": float("inf")}}

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from shardyard.observe.profiler_ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER, STEPS
 from shardyard.observe.step_breakdown import TERMS, terms_of
-from shardyard.observe.trace import NoStepsError, parse_trace
+from shardyard.observe.trace import (
+    APART,
+    DATA,
+    EXCHANGE,
+    LATER,
+    OPTIMIZER,
+    STEPS,
+    NoStepsError,
+    parse_trace,
+)
 
 Event = dict[str, Any]
 _BEGIN_US = 4_634_130_927_000.0

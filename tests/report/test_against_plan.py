@@ -9,9 +9,9 @@ import pytest
 from shardyard.hardware.machine import Machine
 from shardyard.planner.plan import Plan
 from shardyard.report.against_plan import PlanRow, against_plan, steady
-from shardyard.report.files import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account
+from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import STEP_S, RunWriter, resolved_run, write_whole_run
 

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from shardyard.report.files import write_report
 from shardyard.report.page import HEADS, profile_rows, profile_words
 from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account, total_phases
+from shardyard.report.write import write_report
 from shardyard.rundir.jsonl import EventWriter
 from tests.report.synthetic import write_whole_run
 from tests.rundir.test_profiles import profile_of

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.io.files import write_json
-from shardyard.report.files import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.timeline import describe
+from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
 

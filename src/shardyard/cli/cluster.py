@@ -16,7 +16,6 @@ import click
 
 from shardyard.cli.confirm import confirm
 from shardyard.cli.options import json_option
-from shardyard.cli.tables import print_table
 from shardyard.cluster.api_access import access_warning
 from shardyard.cluster.batch.queue import jobs_of
 from shardyard.cluster.clients import World, check_same_account, new_world, world_named
@@ -49,7 +48,7 @@ from shardyard.cluster.terraform import render_terraform
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import Rate
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import echo, echo_err, echo_raw
+from shardyard.io.terminal import echo, echo_err, echo_raw, print_table
 from shardyard.log import warn
 
 _dir_option = click.option(

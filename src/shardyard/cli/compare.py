@@ -8,9 +8,8 @@ import click
 
 from shardyard.cli.completion import by, runs
 from shardyard.cli.options import json_option, runs_dir_option
-from shardyard.cli.tables import print_table
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import echo, echo_err
+from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.report.compare.comparison import RunComparison
 from shardyard.report.compare.page import (
     environment_table,

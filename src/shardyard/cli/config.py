@@ -6,8 +6,7 @@ from dataclasses import replace
 import click
 
 from shardyard.cli.options import any_recipe_argument, json_option
-from shardyard.cli.tables import print_table
-from shardyard.io.terminal import echo
+from shardyard.io.terminal import echo, print_table
 
 
 @click.command()

@@ -10,7 +10,6 @@ import click
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import any_recipe_argument, json_option, launchers_in, trust_option
-from shardyard.cli.tables import print_table
 from shardyard.control.doctor import (
     findings_of_a_node,
     launcher_findings,
@@ -21,7 +20,7 @@ from shardyard.control.install import Target, install, missing_on, target_of, un
 from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
 from shardyard.doctor.finding import Finding, count
-from shardyard.io.terminal import echo, echo_raw
+from shardyard.io.terminal import echo, echo_raw, print_table
 from shardyard.launchers.base import InstallablePart, Launcher, Watchers
 from shardyard.launchers.registry import LAUNCHERS
 

@@ -9,7 +9,6 @@ import click
 
 from shardyard.cli.completion import by, faults
 from shardyard.cli.options import json_option, recipe_argument
-from shardyard.cli.tables import print_table
 from shardyard.drill.case import DrillWorkspace
 from shardyard.drill.faults import FAULTS
 from shardyard.drill.page import render_drill
@@ -25,7 +24,7 @@ from shardyard.drill.run import (
 from shardyard.drill.sandbox import enter_namespaces
 from shardyard.io.files import write_json, write_text
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import echo, echo_err
+from shardyard.io.terminal import echo, echo_err, print_table
 
 
 def _reject_kill_loop(_ctx: click.Context, option: click.Parameter, given: str | None) -> None:

@@ -10,7 +10,7 @@ import click
 from shardyard.cli.completion import by, configurations
 from shardyard.cli.options import json_option
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import echo, echo_raw
+from shardyard.io.terminal import echo, echo_raw, print_table
 
 if TYPE_CHECKING:
     from shardyard.importers.configs.convert import Imported
@@ -182,7 +182,6 @@ def _write(file: Path, text: str) -> None:
 
 def _print_import_summary(imported: "Imported", file: Path) -> None:
     """Report what was written, and which keys of the files are not in it."""
-    from shardyard.cli.tables import print_table
     from shardyard.importers.configs.rules import OutcomeKind
 
     counts = {kind: len(imported.of_kind(kind)) for kind in OutcomeKind}

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from shardyard.cli.tables import print_table
-from shardyard.io.terminal import echo
+from shardyard.io.terminal import echo, print_table
 from shardyard.planner.format import mark_of, unmeasured_words
 from shardyard.planner.plan import Plan
 from shardyard.planner.plan_diff import Advice, Change, RunMeasurement

@@ -5,10 +5,9 @@ import sys
 from collections.abc import Sequence
 from textwrap import fill
 
-from shardyard.cli.tables import print_table
 from shardyard.cluster.live_prices import LivePrice
 from shardyard.config.schema.recipe import Parallel
-from shardyard.io.terminal import echo
+from shardyard.io.terminal import echo, print_table
 from shardyard.planner.dry_run import DryRun
 from shardyard.planner.failures import FailureForecast
 from shardyard.planner.format import (

@@ -8,7 +8,6 @@ import click
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
-from shardyard.cli.tables import print_table
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.control.attempt import prepare_also_h5, prepare_data, split_rows, would_prepare
@@ -17,7 +16,7 @@ from shardyard.control.prepare_remote import prepare_on
 from shardyard.control.prune import Unused, delete, find_sets
 from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
-from shardyard.io.terminal import echo, echo_err
+from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.launchers.registry import LAUNCHERS
 from shardyard.units import format_bytes
 

@@ -12,7 +12,6 @@ from shardyard.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from shardyard.cli.tables import print_table
 from shardyard.config.schema.observe import MOST_STEPS
 from shardyard.control.profile import (
     ProfileOptions,
@@ -22,7 +21,7 @@ from shardyard.control.profile import (
     wait,
 )
 from shardyard.control.run_location import locate_run
-from shardyard.io.terminal import echo, echo_err
+from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.report.page import HEADS, profile_rows, profile_words
 from shardyard.rundir.layout import find_run
 

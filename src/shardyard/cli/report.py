@@ -8,7 +8,7 @@ import click
 from shardyard.cli.options import json_option, run_argument, runs_dir_option
 from shardyard.control.resend import send_run
 from shardyard.io.terminal import echo, echo_err
-from shardyard.report.files import write_report
+from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
 
 

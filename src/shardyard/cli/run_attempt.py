@@ -3,10 +3,9 @@
 import json
 
 from shardyard.cli.progress import attempt_view
-from shardyard.cli.tables import print_table
 from shardyard.control.attempt import Attempt
 from shardyard.control.train import TrainResult, train
-from shardyard.io.terminal import echo, echo_err
+from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary
 from shardyard.units import format_count, format_seconds

@@ -16,10 +16,9 @@ from shardyard.cli.options import (
     overrides_argument,
     runs_dir_option,
 )
-from shardyard.cli.tables import print_table
 from shardyard.control.runs import ListedRun, list_runs, strays
 from shardyard.control.submission import launcher_named
-from shardyard.io.terminal import echo, echo_err
+from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.launchers.base import SchedulerJob
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState

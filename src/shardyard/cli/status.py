@@ -13,17 +13,15 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
 from shardyard.control.job import LaunchedJob, Which, describe_job, fetch_progress, find_launched
 from shardyard.errors import ShardyardError, StorageError
-from shardyard.io.terminal import echo
+from shardyard.io.terminal import echo, print_table
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.log import warn
-from shardyard.rundir.cost import Spending, read_spending
 from shardyard.rundir.network import ObservedNetwork, read_network
-from shardyard.rundir.state import RunState, read_state, unreadable
+from shardyard.rundir.state import RunState, Spending, read_spending, read_state, unreadable
 from shardyard.units import format_usd
 
 

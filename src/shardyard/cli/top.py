@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from shardyard.cli.options import json_option, launchers_in, run_argument, runs_dir_option
-from shardyard.cli.tables import print_table
 from shardyard.control.job import LaunchedJob, fetch_progress, launched_of, warn_unfinished
 from shardyard.control.live_status import Board, NodeRow, RankRow, read_board
 from shardyard.errors import EXIT_INTERRUPTED
 from shardyard.io.polling import poll_until
 from shardyard.io.sanitize import sanitize
-from shardyard.io.terminal import echo
+from shardyard.io.terminal import echo, print_table
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, find_run

@@ -13,10 +13,9 @@ from typing import Any
 
 from shardyard.config.tasks import unit_of
 from shardyard.rundir.attempt_files import latest_resolved
-from shardyard.rundir.cost import Spending, read_spending
 from shardyard.rundir.jsonl import LOSSES, latest_evaluation, latest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.state import RunState, read_state
+from shardyard.rundir.state import RunState, Spending, read_spending, read_state
 from shardyard.rundir.telemetry import TelemetrySample, latest_sample, nodes_with_telemetry
 
 Line = dict[str, Any]

@@ -122,9 +122,8 @@ class Prediction:
 
     def page(self) -> str:
         """One HTML page, with pictures."""
-        from shardyard.report.matplotlib_check import (
-            charts_unavailable_reason,  # plots take 0.2 s to import
-        )
+        # plots take 0.2 s to import
+        from shardyard.report.html import charts_unavailable_reason
         from shardyard.report.plan.page import plan_page
 
         if why_none := charts_unavailable_reason():

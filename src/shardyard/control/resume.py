@@ -24,10 +24,9 @@ from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
 from shardyard.log import info
 from shardyard.rundir.attempt_files import latest_resolved
-from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import REPLACED, RunDir
-from shardyard.rundir.state import read_state
+from shardyard.rundir.state import read_spending, read_state
 from shardyard.units import format_usd
 
 

@@ -41,8 +41,8 @@ from shardyard.report.study.forecast import row_of
 from shardyard.report.study.measured import measured_row
 from shardyard.report.study.page import write_study
 from shardyard.report.study.rows import SeriesRow
-from shardyard.rundir.cost import read_spending
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.state import read_spending
 from shardyard.units import format_usd
 
 KILLED_UNCOUNTED_S = 60.0

@@ -58,7 +58,7 @@ def compare_bits(reference: RunDir, run: RunDir) -> BitDiff:
 # What one run of a drill has left, read from its folder: the raw material of the judgement.
 
 _SAMPLES_MARK = "@shardyard-samples "
-"""Mark that observe/sinks.py writes into the ranks' logs."""
+"""Mark that observe/metrics.py writes into the ranks' logs."""
 
 
 @dataclass(frozen=True, kw_only=True)

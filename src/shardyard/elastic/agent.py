@@ -54,9 +54,8 @@ from shardyard.elastic.shared_memory import AgentMemory
 from shardyard.elastic.worker import failure_path
 from shardyard.elastic.worker_failures import Loss, first_cause
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
-from shardyard.rundir.attempt_files import StoreLocation, read_store_location
+from shardyard.rundir.attempt_files import StoreLocation, read_store_location, run_secret
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.run_secret import run_secret
 from shardyard.rundir.state import end_of_attempt
 
 Worker = Callable[[str, int, int], str]

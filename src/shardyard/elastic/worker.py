@@ -34,10 +34,9 @@ from shardyard.elastic.shared_memory import attach, translate_semaphore_errors
 from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
 from shardyard.io.files import make_folder, read_json_object
 from shardyard.parallel.device import process_group_backend, select_device
-from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.attempt_files import read_resolved, run_secret
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.run_secret import run_secret
 from shardyard.set_up import translate_set_up_errors
 
 Body = Callable[[RunDir, int, int, Callable[[], bool]], str]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardyard.families.shape import ModelShape
 from shardyard.models.grad_scale import LossScale
 from shardyard.models.random import SampleKeys
-from shardyard.rundir.metric_keys import ROUTER_KEYS
+from shardyard.rundir.jsonl import ROUTER_KEYS
 
 # ``grouped_product`` multiplies rows that are sorted by expert, each by its expert's matrix.
 #

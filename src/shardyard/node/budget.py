@@ -20,9 +20,9 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.control.follow import Tail
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.polling import poll_in_background
-from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import EventWriter, read_lines_backwards
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.state import read_spending
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
 _POLL_S = 1.0

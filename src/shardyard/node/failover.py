@@ -17,10 +17,9 @@ from shardyard.node.budget import AttemptLimits, enforce_limits
 from shardyard.node.handshake import Session
 from shardyard.node.preflight import Readiness, serve_digests
 from shardyard.rundir.attempt_files import read_resolved, read_store_location
-from shardyard.rundir.cost import read_spending, seconds_since_count
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked
-from shardyard.rundir.state import has_attempt_ended
+from shardyard.rundir.state import has_attempt_ended, read_spending, seconds_since_count
 
 _POLL_S = 0.5
 _SUCCESSION_S = 30.0

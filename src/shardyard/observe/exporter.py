@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from shardyard.config.endpoints import MetricsEndpoint
 from shardyard.errors import RequestError
 from shardyard.io.files import make_folder, parse_json, write_text
-from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import EVENT_KINDS, latest_steps, read_lines_backwards
 from shardyard.rundir.layout import RunDir, step_of_name
 from shardyard.rundir.metrics import (
@@ -38,7 +37,7 @@ from shardyard.rundir.metrics import (
     STEPS,
     RunMetric,
 )
-from shardyard.rundir.state import state_of
+from shardyard.rundir.state import read_spending, state_of
 from shardyard.rundir.telemetry import latest_sample
 
 if TYPE_CHECKING:

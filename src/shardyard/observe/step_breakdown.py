@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardyard.io.files import read_json
-from shardyard.observe.profiler_ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER
 from shardyard.observe.trace import (
+    APART,
     COLLECTIVE_PREFIXES,
+    DATA,
+    EXCHANGE,
+    LATER,
     OF_DTENSOR,
+    OPTIMIZER,
     Trace,
     TraceSegment,
     TraceSpan,

@@ -21,7 +21,20 @@ from torch.compiler import is_compiling
 from torch.profiler import record_function
 
 from shardyard.io.files import read_json
-from shardyard.observe.profiler_ranges import EXCHANGE, LATER, STEPS
+
+STEPS = "shardyard/steps"
+"""Around all that is profiled, on the training thread."""
+APART = "shardyard/apart"
+"""Inside of it: evaluations and saves, which are no part of a step."""
+DATA = "shardyard/data"
+"""Waits for the samples of a step."""
+OPTIMIZER = "shardyard/optimizer"
+"""Norm of the gradients, and the update."""
+EXCHANGE = "shardyard/exchange "
+"""Begin of the name of a collective's range; the axis of the mesh follows."""
+LATER = "shardyard/exchange-later "
+"""The same of one that is only begun, and waited for later."""
+
 
 S = TypeVar("S")
 

@@ -1,7 +1,11 @@
-"""Building blocks of pages: the frame, sections, tables, and escaped text."""
+"""Building blocks of pages: the frame, sections, tables, escaped text, and whether charts fit in.
+
+matplotlib draws the charts and comes with the extra ``plots``; pages without it have none.
+"""
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import import_module
 
 from shardyard.io.sanitize import sanitize
 
@@ -199,3 +203,15 @@ def swatch(variable: str, *, is_tick: bool = False) -> str:
     """A spot of a colour of the style sheet (``--blue``: ``blue``), or an upright tick of it."""
     kind = "swatch tick" if is_tick else "swatch"
     return f'<span class="{kind}" style="background:var(--{variable})"></span>'
+
+
+def charts_unavailable_reason() -> str:
+    """Why a page can have no pictures, and what to install; empty where they can be drawn."""
+    try:
+        import_module("matplotlib")
+    except ImportError as error:
+        return (
+            f"matplotlib is not installed ({error}), so the page has no pictures. Install it: "
+            "pip install 'shardyard[plots]'"
+        )
+    return ""

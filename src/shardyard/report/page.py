@@ -9,14 +9,23 @@ from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
 from shardyard.report.cost import RunCost
-from shardyard.report.format import ABSENT, format_error, format_nats, format_percent, format_value
 from shardyard.report.html import esc, render_page, render_section, render_table
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.walltime import PHASES
 from shardyard.rundir.profiles import ProfileSummary, ProfileTerm
-from shardyard.units import format_bytes, format_count, format_seconds, format_usd
+from shardyard.units import (
+    ABSENT,
+    format_bytes,
+    format_count,
+    format_error,
+    format_nats,
+    format_percent,
+    format_seconds,
+    format_usd,
+    format_value,
+)
 
 
 def tiles(summary: Summary) -> list[tuple[str, str, str]]:

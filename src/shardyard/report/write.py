@@ -1,15 +1,18 @@
-"""report.md: the same numbers as the page, for a terminal, a review or an issue."""
+"""Both files of a report, and the text of report.md: the same numbers as the page."""
 
 import re
 from collections.abc import Iterable, Sequence
 
+from shardyard.io.files import write_text
 from shardyard.io.sanitize import sanitize
-from shardyard.report.format import format_error, format_percent, format_value
-from shardyard.report.page import HEADS, profile_rows, profile_words, tiles
-from shardyard.report.run_data import RunRecord
-from shardyard.report.summary import Summary
+from shardyard.log import warn
+from shardyard.report.html import charts_unavailable_reason
+from shardyard.report.page import HEADS, profile_rows, profile_words, render, tiles
+from shardyard.report.run_data import RunRecord, read_run
+from shardyard.report.summary import Summary, summarize
 from shardyard.report.walltime import PHASES
-from shardyard.units import format_seconds
+from shardyard.rundir.layout import RunDir
+from shardyard.units import format_error, format_percent, format_seconds, format_value
 
 
 def render_markdown(record: RunRecord, summary: Summary) -> str:
@@ -76,3 +79,28 @@ def _fenced(text: str) -> str:
     longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
+
+
+def write_report(run: RunDir) -> Summary:
+    """Write both files and return their numbers; without pictures where none can be drawn.
+
+    Raises:
+        RequestError: The folder holds no attempt.
+        StorageError: The folder cannot be written.
+    """
+    record = read_run(run)
+    summary = summarize(record)
+    why_none = charts_unavailable_reason()
+    panels = {} if why_none else _panels(record)
+    write_text(run.report_html, render(record, summary, panels, no_charts_reason=why_none))
+    write_text(run.report_markdown, render_markdown(record, summary))
+    if why_none:
+        warn(why_none)
+    return summary
+
+
+def _panels(record: RunRecord) -> dict[str, str]:
+    # matplotlib: half a second, not for a refused recipe
+    from shardyard.report.charts import device_panels, panels
+
+    return {**panels(record), **device_panels(record)}

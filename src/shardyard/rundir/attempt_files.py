@@ -1,11 +1,15 @@
-"""Files of an attempt: resolved.json, and store.json with the rendezvous store's address."""
+"""Files of an attempt: resolved.json, the rendezvous store's address, and the nodes' secret."""
 
+import os
+import secrets
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardyard.config.resolved import Resolved
-from shardyard.errors import JsonFileError, RequestError
-from shardyard.io.files import read_json_object, write_json
+from shardyard.errors import JsonFileError, RequestError, StorageError
+from shardyard.io.files import make_folder, read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -87,3 +91,41 @@ def latest_resolved(run: RunDir) -> LatestResolved:
 def write_resolved(path: Path, resolved: Resolved) -> None:
     """Write attempts/<n>/resolved.json at once."""
     write_json(path, resolved.to_json())
+
+
+_SECRET_BYTES = 32
+_WITHIN_S = 60.0
+"""For the content of another node's new file; network file systems show it as late as this."""
+_POLL_S = 0.05
+
+
+def run_secret(run: RunDir, attempt: int) -> bytes:
+    """Return the secret by which the nodes of an attempt trust each other; create a missing one.
+
+    Only its owner may read the file, and the first node that needs it creates it. It is in no
+    environment, on no command line and in no log, and is worthless once the attempt has ended.
+
+    Raises:
+        StorageError: The file cannot be written or read.
+    """
+    path = run.secret(attempt)
+    try:
+        make_folder(path.parent)
+        with suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.write(secrets.token_hex(_SECRET_BYTES).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        began_s = time.monotonic()
+        while len(content := path.read_bytes()) != 2 * _SECRET_BYTES:
+            if time.monotonic() - began_s > _WITHIN_S:
+                raise OSError(0, f"{len(content)} bytes instead of {2 * _SECRET_BYTES}")
+            time.sleep(_POLL_S)
+        return bytes.fromhex(content.decode())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no hexadecimal number"
+        raise StorageError(
+            f"{path} cannot be used: {why}. The nodes of a run know each other by it. Start all of "
+            f"them as the same user, and remove it if it is damaged: `rm {path}`."
+        ) from error

@@ -1,4 +1,4 @@
-"""The two line files of a run: events.jsonl and metrics.jsonl.
+"""The two line files of a run, events.jsonl and metrics.jsonl: their keys, writers and readers.
 
 A line is appended by one write call to a file opened for appending, so that the agent of node 0 and
 rank 0, which run on the same node, never mix theirs. A kill can tear the last line: readers pass
@@ -24,7 +24,38 @@ from shardyard.rundir.counted_lines import (
     counted,
     counted_backwards,
 )
-from shardyard.rundir.metric_keys import METRIC_KEYS
+
+EXPERT_LOAD = "expert_load"
+ROUTER_KEYS = (EXPERT_LOAD, "router_aux_loss", "router_z_loss")
+"""Visits of the busiest expert of any block as a multiple of the mean, and the two losses before
+their weights; null for a model without experts."""
+
+METRIC_KEYS = (
+    "step",
+    "epoch",
+    "loss",
+    "grad_norm",
+    "loss_scale",
+    "lr",
+    "tokens",
+    "targets",
+    "samples",
+    "step_time_s",
+    "data_wait_s",
+    "checkpoint_blocked_s",
+    "tokens_per_s",
+    "samples_per_s",
+    "tokens_per_s_per_device",
+    "mfu",
+    "peak_memory_bytes",
+    *ROUTER_KEYS,
+    "attempt",
+    "generation",
+    "world_size",
+    "phase",
+)
+"""Keys of a step's line, all present; null where one has no meaning."""
+
 
 EVENT_KINDS = (
     "run_started",

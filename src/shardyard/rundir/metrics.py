@@ -7,7 +7,7 @@ becomes a label.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardyard.rundir.metric_keys import METRIC_KEYS, ROUTER_KEYS
+from shardyard.rundir.jsonl import METRIC_KEYS, ROUTER_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)

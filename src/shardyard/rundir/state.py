@@ -1,14 +1,13 @@
-"""State of a run, read only from its folder.
+"""State of a run and what it has cost so far, read only from its folder.
 
-======== ========================================================================= state
-meaning ======== =========================================================================
-new      no attempt was started yet running  a process holds the lease draining it was asked
-to stop and is making its last step durable finished all steps are done drained  stopped by
-SIGTERM or Ctrl-C with its last step durable; can be resumed without loss failed   the last
-attempt ended with an error, or was stopped before its last step was durable lost     the
-last attempt ended without a final event (killed, machine gone); can be resumed unreadable a
-file of its folder cannot be read, or is a pipe or a folder (in lists of runs only) ========
-=========================================================================
+- new: no attempt was started yet.
+- running: a process holds the lease.
+- draining: it was asked to stop and is making its last step durable.
+- finished: all steps are done.
+- drained: stopped by SIGTERM or Ctrl-C with its last step durable; can be resumed without loss.
+- failed: the last attempt ended with an error, or was stopped before its last step was durable.
+- lost: the last attempt ended without a final event (killed, machine gone); can be resumed.
+- unreadable: a file of its folder cannot be read, or is a pipe or a folder (in lists only).
 """
 
 import time
@@ -200,3 +199,40 @@ def _word_for(attempt_ended: dict[str, Any]) -> str:
     if attempt_ended.get("exit_code") not in (EXIT_DRAINED, EXIT_INTERRUPTED):
         return "failed"
     return str(attempt_ended.get("outcome", "drained"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """Cost of all attempts together, at the prices of their plans."""
+
+    usd: float
+    usd_per_hour: float
+    """Rate of the attempt that wrote it, all nodes together."""
+
+
+def read_spending(run_dir: RunDir) -> Spending | None:
+    """Return the newest count; None: no price was known, or no step has run yet."""
+    event = _latest_spent_event(run_dir)
+    if event is None:
+        return None
+    return Spending(usd=event["usd"], usd_per_hour=event["usd_per_hour"])
+
+
+def seconds_since_count(run_dir: RunDir, attempt: int, *, now_t: float) -> float:
+    """Return the time that the newest count of an attempt leaves out; 0: it has no count.
+
+    Args:
+        now_t: Unix seconds.
+    """
+    event = _latest_spent_event(run_dir)
+    if event is None or event.get("attempt") != attempt:
+        return 0.0
+    return max(0.0, now_t - float(event["t"]))
+
+
+def _latest_spent_event(run_dir: RunDir) -> dict[str, Any] | None:
+    for event in read_lines_backwards(run_dir.events, with_any=('"spent"',)):
+        numbers = event.get("usd"), event.get("usd_per_hour"), event.get("t")
+        if event.get("kind") == "spent" and None not in numbers:
+            return event
+    return None

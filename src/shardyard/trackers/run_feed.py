@@ -22,11 +22,10 @@ from shardyard.io.polling import backoff_s
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.attempt_files import read_resolved
-from shardyard.rundir.cost import read_spending
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.metrics import axes_of, scalars_of
-from shardyard.rundir.state import end_of_attempt
+from shardyard.rundir.state import end_of_attempt, read_spending
 from shardyard.trackers.service import AttemptEnd, AttemptMetadata, MetricsRow, Outcome, Service
 
 _PREDICTED = {

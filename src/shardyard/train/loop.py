@@ -20,11 +20,10 @@ from shardyard.config.formulas import Batch
 from shardyard.config.resolved import fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE, target_metric
 from shardyard.log import warn
-from shardyard.observe.metrics import StepTimes
-from shardyard.observe.profiler_ranges import DATA
-from shardyard.observe.sinks import log_samples
+from shardyard.observe.metrics import StepTimes, log_samples
+from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
-from shardyard.rundir.metric_keys import EXPERT_LOAD
+from shardyard.rundir.jsonl import EXPERT_LOAD
 from shardyard.torch_private import compile_seconds
 from shardyard.train.errors import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import evaluate, evaluation_due

@@ -24,9 +24,8 @@ from shardyard.config.rules.observe import ranks_of
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.files import make_folder, publish_folder, write_json
 from shardyard.io.polling import poll_in_background
-from shardyard.observe.profiler_ranges import APART, STEPS
 from shardyard.observe.step_breakdown import AXES, read_step_terms, table, terms_of
-from shardyard.observe.trace import exchanges_named, read_trace
+from shardyard.observe.trace import APART, STEPS, exchanges_named, read_trace
 from shardyard.parallel.device import synchronize
 from shardyard.rundir.profiles import (
     ProfileRequest,

@@ -46,8 +46,7 @@ from shardyard.models.build import (
     materialize,
 )
 from shardyard.models.lora import adapter_parameters, add_adapters
-from shardyard.observe.metrics import MetricLines, read_flop_budget
-from shardyard.observe.sinks import Sink, open_sinks
+from shardyard.observe.metrics import MetricLines, Sink, open_sinks, read_flop_budget
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
 from shardyard.parallel.device import peak_memory_bytes, select_device, set_deterministic

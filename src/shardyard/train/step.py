@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shardyard.data.loader import MicroBatch
-from shardyard.observe.profiler_ranges import OPTIMIZER
+from shardyard.observe.trace import OPTIMIZER
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
 from shardyard.tasks.loss_computation import Computation, LossSums

@@ -15,8 +15,7 @@ from shardyard.checkpoint.staging_protocol import PersistentStaging
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
-from shardyard.observe.metrics import MetricLines
-from shardyard.observe.sinks import Sink
+from shardyard.observe.metrics import MetricLines, Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shardyard.rundir.jsonl import METRIC_KEYS
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.metric_keys import METRIC_KEYS
 
 BEGAN_T = 1_795_000_000.0
 

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from shardyard.report.study.confidence import Spread, spread_of
+from shardyard.report.study.rows import Spread, spread_of
 
 
 def test_it_is_students_interval_of_the_means_of_ten_stretches() -> None:

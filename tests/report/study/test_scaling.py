@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from shardyard.report.study import charts
 from shardyard.report.study.charts import joined
-from shardyard.report.study.confidence import Spread
 from shardyard.report.study.page import render
 from shardyard.report.study.rows import (
     Forecast,
@@ -18,6 +17,7 @@ from shardyard.report.study.rows import (
     SeriesRow,
     Settings,
     SizeRate,
+    Spread,
 )
 from shardyard.report.study.scaling import Point, points, series_notes
 from shardyard.report.study.table import to_csv, to_json, to_markdown

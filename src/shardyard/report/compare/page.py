@@ -20,12 +20,23 @@ from shardyard.report.compare.statistics import (
     SpeedComparison,
 )
 from shardyard.report.compare.targets import Target
-from shardyard.report.format import ABSENT, format_nats
-from shardyard.report.html import esc, render_page, render_section, render_table
-from shardyard.report.matplotlib_check import charts_unavailable_reason
+from shardyard.report.html import (
+    charts_unavailable_reason,
+    esc,
+    render_page,
+    render_section,
+    render_table,
+)
 from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
-from shardyard.units import format_bytes, format_count, format_seconds, format_usd
+from shardyard.units import (
+    ABSENT,
+    format_bytes,
+    format_count,
+    format_nats,
+    format_seconds,
+    format_usd,
+)
 
 # The tables of a comparison in words: the same cells in the terminal and on the page.
 

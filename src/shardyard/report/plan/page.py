@@ -13,7 +13,6 @@ from shardyard.planner.layouts import Candidate, Search, speed_reason
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, MemoryEstimate
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.plan_diff import IN_USE, Advice, Change
-from shardyard.report.format import ABSENT, format_percent
 from shardyard.report.html import esc, render_page, render_section, render_table, swatch
 from shardyard.report.plan.bars import (
     MEMORY_COLOURS,
@@ -24,7 +23,15 @@ from shardyard.report.plan.bars import (
     is_planned,
     own_share,
 )
-from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
+from shardyard.units import (
+    ABSENT,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_percent,
+    format_seconds,
+    format_usd,
+)
 
 # The head of a plan's page: what a person reads in ten seconds.
 

@@ -18,10 +18,9 @@ from typing import Any
 from shardyard.errors import StorageError
 from shardyard.io.files import open_plain, parse_json, read_json, write_text
 from shardyard.rundir.counted_lines import counted_backwards
-from shardyard.rundir.jsonl import latest_evaluation, read_begins, read_lines
+from shardyard.rundir.jsonl import METRIC_KEYS, latest_evaluation, read_begins, read_lines
 from shardyard.rundir.layout import RunDir, is_run
 from shardyard.rundir.lease import is_locked
-from shardyard.rundir.metric_keys import METRIC_KEYS
 from shardyard.rundir.state import read_state_in_list
 
 FILE = ".shardyard-runs.json"

@@ -12,9 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from shardyard.report.run_data import RunRecord
-from shardyard.report.study.confidence import spread_of
 from shardyard.report.study.forecast import settings_of
-from shardyard.report.study.rows import SeriesRow, SizeRate
+from shardyard.report.study.rows import SeriesRow, SizeRate, spread_of
 
 Line = dict[str, Any]
 

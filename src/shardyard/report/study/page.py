@@ -7,9 +7,13 @@ from shardyard import __version__
 from shardyard.io.files import write_json, write_text
 from shardyard.log import warn
 from shardyard.planner.throughput import UNMEASURED
-from shardyard.report.format import ABSENT, format_percent
-from shardyard.report.html import esc, render_page, render_section, render_table
-from shardyard.report.matplotlib_check import charts_unavailable_reason
+from shardyard.report.html import (
+    charts_unavailable_reason,
+    esc,
+    render_page,
+    render_section,
+    render_table,
+)
 from shardyard.report.study.rows import ScalingSeries
 from shardyard.report.study.scaling import series_notes
 from shardyard.report.study.table import (
@@ -23,7 +27,7 @@ from shardyard.report.study.table import (
     to_markdown,
 )
 from shardyard.report.study.values import Values, values_of
-from shardyard.units import format_count, format_usd
+from shardyard.units import ABSENT, format_count, format_percent, format_usd
 
 _WORDS = {"how", "settings changed", "as printed"}
 """Heads of columns that hold words."""

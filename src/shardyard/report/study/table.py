@@ -9,13 +9,11 @@ from typing import Any
 from shardyard.io.sanitize import sanitize
 from shardyard.planner.format import unmeasured_words
 from shardyard.planner.throughput import UNMEASURED
-from shardyard.report.format import ABSENT, format_percent
-from shardyard.report.study.confidence import CONFIDENCE_WORDS
 from shardyard.report.study.measured import WARM_UP_WORDS
-from shardyard.report.study.rows import ScalingSeries
+from shardyard.report.study.rows import CONFIDENCE_WORDS, ScalingSeries
 from shardyard.report.study.scaling import series_notes
 from shardyard.report.study.values import Values, values_of
-from shardyard.units import format_bytes, format_seconds, format_usd
+from shardyard.units import ABSENT, format_bytes, format_percent, format_seconds, format_usd
 
 VERSION = 1
 """Version of table.json."""
