@@ -83,7 +83,7 @@ def parse_seconds(text: str) -> float:
 
 
 ABSENT = "-"
-"""Text for values of a report that were not measured, or have no meaning there."""
+"""Text for values that were not measured, or have no meaning here."""
 
 
 def format_nats(value: float | None) -> str:

@@ -19,12 +19,18 @@ from shardyard.io.terminal import echo, print_table
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.units import format_age, format_bytes, format_count, format_seconds, format_usd
+from shardyard.units import (
+    ABSENT,
+    format_age,
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_usd,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ABSENT = "-"
 _FETCH_EVERY_S = 15.0
 """Seconds between reads of node 0's output, where the nodes' folder is out of reach."""
 _AROUND = 6

@@ -1,8 +1,9 @@
-"""Building blocks of pages: the frame, sections, tables, escaped text, and whether charts fit in.
+"""Building blocks of pages: frame, sections, tables, tiles, escaped text; tables of Markdown too.
 
 matplotlib draws the charts and comes with the extra ``plots``; pages without it have none.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import import_module
@@ -199,10 +200,32 @@ def render_table(
     return f'<div class="scroll"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
 
 
+def render_tiles(tiles: Iterable[tuple[str, str, str]], *, style: str = "") -> str:
+    """Return tiles in a row: label, value and a line below, as text."""
+    cells = "".join(
+        f'<div class="tile"><div class="label">{esc(label)}</div>'
+        f'<div class="value">{esc(value)}</div><div class="sub">{esc(below)}</div></div>'
+        for label, value, below in tiles
+    )
+    attribute = f' style="{style}"' if style else ""
+    return f'<div class="tiles"{attribute}>{cells}</div>'
+
+
 def swatch(variable: str, *, is_tick: bool = False) -> str:
     """A spot of a colour of the style sheet (``--blue``: ``blue``), or an upright tick of it."""
     kind = "swatch tick" if is_tick else "swatch"
     return f'<span class="{kind}" style="background:var(--{variable})"></span>'
+
+
+def render_markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown; heads and cells are text."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(escape_markdown(cell) for cell in line)} |" for line in lines)
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown neither splits nor takes for markup."""
+    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text).replace("\n", " ")
 
 
 def charts_unavailable_reason() -> str:

@@ -9,7 +9,7 @@ from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
 from shardyard.report.cost import RunCost
-from shardyard.report.html import esc, render_page, render_section, render_table
+from shardyard.report.html import esc, render_page, render_section, render_table, render_tiles
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
@@ -209,11 +209,6 @@ def render(
 
 
 def _header(record: RunRecord, summary: Summary) -> str:
-    shown = "".join(
-        f'<div class="tile"><div class="label">{esc(label)}</div>'
-        f'<div class="value">{esc(value)}</div><div class="sub">{esc(below)}</div></div>'
-        for label, value, below in tiles(summary)
-    )
     line = f'<p class="note">{esc(record.plan.line())}</p>' if record.plan else ""
     mfu = f'<p class="note">MFU: {esc(summary.mfu_note)}.</p>'
     cost = "" if summary.cost is None else f'<p class="note">{esc(summary.cost.words())}</p>'
@@ -224,7 +219,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
 <h1>{esc(summary.run_id)} <span class="badge {summary.state}">{summary.state}</span></h1>
 <p class="lead">{esc(summary.sentence())}</p>
 {why}{line}
-<div class="tiles">{shown}</div>
+{render_tiles(tiles(summary))}
 {mfu}{cost}{_trackers(summary)}
 </header>"""
 

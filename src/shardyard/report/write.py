@@ -1,12 +1,15 @@
 """Both files of a report, and the text of report.md: the same numbers as the page."""
 
 import re
-from collections.abc import Iterable, Sequence
 
 from shardyard.io.files import write_text
 from shardyard.io.sanitize import sanitize
 from shardyard.log import warn
-from shardyard.report.html import charts_unavailable_reason
+from shardyard.report.html import (
+    charts_unavailable_reason,
+    escape_markdown,
+    render_markdown_table,
+)
 from shardyard.report.page import HEADS, profile_rows, profile_words, render, tiles
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
@@ -17,16 +20,17 @@ from shardyard.units import format_error, format_percent, format_seconds, format
 
 def render_markdown(record: RunRecord, summary: Summary) -> str:
     """The report as Markdown; curves, settings and events are on the page."""
-    blocks = [f"# {_cell(summary.run_id)}: {summary.state}", _cell(summary.sentence())]
+    title = f"# {escape_markdown(summary.run_id)}: {summary.state}"
+    blocks = [title, escape_markdown(summary.sentence())]
     if summary.state != "finished" and summary.state_reason:
-        blocks.append(_cell(summary.state_reason))
+        blocks.append(escape_markdown(summary.state_reason))
     if record.plan is not None:
-        blocks.append(_cell(record.plan.line()))
-    blocks.append(_table(("", "", ""), tiles(summary)))
-    blocks.append(_cell(f"MFU: {summary.mfu_note}."))
-    blocks += [] if summary.cost is None else [_cell(summary.cost.words())]
-    blocks.append(_cell(summary.health.words))
-    blocks += [f"- {_cell(text)}" for text in summary.health.problems]
+        blocks.append(escape_markdown(record.plan.line()))
+    blocks.append(render_markdown_table(("", "", ""), tiles(summary)))
+    blocks.append(escape_markdown(f"MFU: {summary.mfu_note}."))
+    blocks += [] if summary.cost is None else [escape_markdown(summary.cost.words())]
+    blocks.append(escape_markdown(summary.health.words))
+    blocks += [f"- {escape_markdown(text)}" for text in summary.health.problems]
     blocks += ["## Where the wall time went", summary.effective_words(), _phases(summary)]
     if summary.comparisons:
         rows = [
@@ -39,10 +43,10 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
             for row in summary.comparisons
         ]
         heads = ("term", "predicted", "measured", "error")
-        blocks += ["## Predicted against measured", _table(heads, rows)]
+        blocks += ["## Predicted against measured", render_markdown_table(heads, rows)]
     for profile in record.profiles:
-        table = _table(HEADS, profile_rows(profile))
-        blocks += ["## Where a step's time went", _cell(profile_words(profile)), table]
+        table = render_markdown_table(HEADS, profile_rows(profile))
+        blocks += ["## Where a step's time went", escape_markdown(profile_words(profile)), table]
     if record.sample:
         drawn = record.sampling_method
         blocks += [f"## Sample{f', {drawn}' if drawn else ''}", _fenced(record.sample)]
@@ -61,17 +65,7 @@ def _phases(summary: Summary) -> str:
         for name, seconds in summary.phases.items()
     ]
     rows.append(("wall time", format_seconds(summary.wall_s), "", ""))
-    return _table(("phase", "time", "share", "what"), rows)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """Text that Markdown neither splits nor takes for markup."""
-    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text).replace("\n", " ")
+    return render_markdown_table(("phase", "time", "share", "what"), rows)
 
 
 def _fenced(text: str) -> str:

@@ -129,19 +129,14 @@ def nodes_with_telemetry(run: RunDir) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[TelemetrySample]:
-    """The lines of a node, in order; what is not of the form that is written is passed over.
-
-    Args:
-        begin_byte: From there on, where an earlier head still holds: begin at 0 without one.
-    """
+def read_telemetry(path: Path) -> Iterator[TelemetrySample]:
+    """The lines of a node, in order; what is not of the form that is written is passed over."""
     head: TelemetryHeader | None = None
     try:
         file = os.fdopen(open_plain(path), "rb")
     except (FileNotFoundError, StorageError):
         return
     with file:
-        file.seek(begin_byte)
         for line in file:
             content = _object(line)
             if content is None:

@@ -9,7 +9,6 @@ from shardyard.telemetry.health.devices import (
     DeviceFinding,
     DeviceHealthMonitor,
     NetworkHealthMonitor,
-    describe_findings,
 )
 
 HEAD = TelemetryHeader(
@@ -100,13 +99,11 @@ def test_memory_errors_count_from_the_first_line_on() -> None:
     assert (found.kind, found.device) == ("ecc", 1) and found.cause.startswith("2 memory errors")
 
 
-def test_the_verdict_is_a_line_a_problem_with_whose_fault_it_is() -> None:
+def test_the_verdict_says_whose_fault_it_is() -> None:
     found = look(sample(1.0, xid=((0, 31),)), sample(2.0, xid=((3, 79),)))
-    assert describe_findings([(4, "node-e", each) for each in found]) == [
-        "node 4 (node-e), device 0: XID 31: a page fault: memory was addressed that is not mapped; "
-        "mostly the program's own fault, not the device's",
-        "node 4 (node-e), device 3: XID 79: the device has fallen off the bus; mostly the device's "
-        "fault",
+    assert [(each.device, each.cause, each.whose, each.is_over) for each in found] == [
+        (0, "XID 31: a page fault: memory was addressed that is not mapped", "program", False),
+        (3, "XID 79: the device has fallen off the bus", "device", False),
     ]
 
 
@@ -154,9 +151,8 @@ def test_the_network_of_nodes_is_compared_with_that_of_their_peers() -> None:
     assert told[3][1].device is None
     alone = NetworkHealthMonitor()
     assert not any(alone.evaluate(float(t), {0: 1e9, 1: None}) for t in range(9))
-    assert describe_findings([(1, "b", told[3][1])]) == [
-        "node 1 (b): its network links are set to 200 Gbit/s, its peers' to 400"
-    ]
+    assert told[3][1].cause == "its network links are set to 200 Gbit/s, its peers' to 400"
+    assert not told[3][1].is_over
 
 
 def limited(t: float, periods: float | None, throttled: float | None) -> TelemetrySample:

@@ -12,11 +12,11 @@ from typing import Any
 from shardyard.config.formulas import Batch
 from shardyard.config.resolved import Resolved, flatten, settings_in
 from shardyard.report.run_data import AttemptRecord, RunRecord
+from shardyard.units import ABSENT
 
 OWN = ("run.id", "run.dir")
 """Settings that every run has a value of its own for."""
 _PACKAGES = ("torch", "transformers", "torchao")
-ABSENT = "-"
 
 
 @dataclass(frozen=True, kw_only=True)

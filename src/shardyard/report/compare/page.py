@@ -199,10 +199,10 @@ def _header(comparison: RunComparison) -> str:
 </header>"""
 
 
-def _section(name: str, title: str, table: Table, *, before: str = "", after: str = "") -> str:
+def _section(name: str, title: str, table: Table, *, after: str = "") -> str:
     heads, rows = table
     cells = [[esc(cell) for cell in row] for row in rows]
-    body = f'<div class="card">{before}{render_table(heads, cells)}{after}</div>'
+    body = f'<div class="card">{render_table(heads, cells)}{after}</div>'
     return render_section(name, title, body)
 
 

@@ -13,7 +13,14 @@ from shardyard.planner.layouts import Candidate, Search, speed_reason
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, MemoryEstimate
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.plan_diff import IN_USE, Advice, Change
-from shardyard.report.html import esc, render_page, render_section, render_table, swatch
+from shardyard.report.html import (
+    esc,
+    render_page,
+    render_section,
+    render_table,
+    render_tiles,
+    swatch,
+)
 from shardyard.report.plan.bars import (
     MEMORY_COLOURS,
     OWN_NAMES,
@@ -262,11 +269,6 @@ def plan_page(
 
 
 def _header(plan: Plan, title: str) -> str:
-    shown = "".join(
-        f'<div class="tile"><div class="label">{esc(label)}</div>'
-        f'<div class="value">{esc(value)}</div><div class="sub">{esc(below)}</div></div>'
-        for label, value, below in tiles(plan)
-    )
     verdict = plan.fits if plan.fits != "unknown" else "memory unknown"
     kind = esc(plan.fits.replace(" ", "-"))
     measured = "".join(f"<li>{esc(source)}</li>" for source in plan.measured)
@@ -276,7 +278,7 @@ def _header(plan: Plan, title: str) -> str:
 <p class="eyebrow">Training plan</p>
 <h1>{esc(title)} <span class="badge {kind}">{esc(verdict)}</span></h1>
 <p class="lead">{esc(plan.line().removeprefix("plan: "))}</p>
-<div class="tiles">{shown}</div>
+{render_tiles(tiles(plan))}
 <div class="note" id="measured" style="margin-top:12px">{sources}</div>
 </header>"""
 

@@ -13,6 +13,7 @@ from shardyard.report.html import (
     render_page,
     render_section,
     render_table,
+    render_tiles,
 )
 from shardyard.report.study.rows import ScalingSeries
 from shardyard.report.study.scaling import series_notes
@@ -114,12 +115,7 @@ def _tiles(rows: Sequence[Values]) -> str:
     if row["usd_per_epoch"] is not None:
         hour = f"at {format_usd(row['usd_per_hour'])} an hour"
         tiles.append(("price of an epoch", f"{format_usd(row['usd_per_epoch'])}{mark}", hour))
-    cells = "".join(
-        f'<div class="tile"><div class="label">{esc(label)}</div>'
-        f'<div class="value">{esc(value)}</div><div class="sub">{esc(sub)}</div></div>'
-        for label, value, sub in tiles
-    )
-    return f'<div class="tiles" style="margin-bottom:12px">{cells}</div>'
+    return render_tiles(tiles, style="margin-bottom:12px")
 
 
 def _share(value: float | None) -> str:

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, fields
 from statistics import fmean, stdev
 from typing import Literal
 
-from shardyard.report.compare.statistics import t_half_width
+from shardyard.report.compare.statistics import CONFIDENCE, t_half_width
 
 SEGMENTS = 10
 _MIN_SEGMENTS, _LEAST_STEPS = 4, 2
-CONFIDENCE = 0.95
 CONFIDENCE_WORDS = "95 % interval by batch means"
 
 

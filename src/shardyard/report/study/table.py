@@ -2,13 +2,13 @@
 
 import csv
 import io
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardyard.io.sanitize import sanitize
 from shardyard.planner.format import unmeasured_words
 from shardyard.planner.throughput import UNMEASURED
+from shardyard.report.html import escape_markdown, render_markdown_table
 from shardyard.report.study.measured import WARM_UP_WORDS
 from shardyard.report.study.rows import CONFIDENCE_WORDS, ScalingSeries
 from shardyard.report.study.scaling import series_notes
@@ -187,10 +187,10 @@ def _cell_text(value: Any) -> Any:
 
 def to_markdown(name: str, series: Sequence[ScalingSeries], notes: Sequence[str] = ()) -> str:
     """Return tables and the remarks on them; curves are on the page."""
-    blocks = [f"# {_escaped(name)}", *(_escaped(note) for note in notes)]
+    blocks = [f"# {escape_markdown(name)}", *(escape_markdown(note) for note in notes)]
     for each in series:
         blocks += _series_blocks(each)
-    blocks += [_escaped(text) for text in method_notes(series)]
+    blocks += [escape_markdown(text) for text in method_notes(series)]
     blocks.append(
         "Curves: [study.html](study.html). Numbers: [table.csv](table.csv), "
         "[table.json](table.json)"
@@ -203,13 +203,13 @@ def _series_blocks(series: ScalingSeries) -> list[str]:
     columns = columns_of(rows)
     heads = [head for head, _, _ in columns]
     cells = [[text(row) for _, _, text in columns] for row in rows]
-    blocks = [f"## {_escaped(series.name)}", _table(heads, cells)]
+    blocks = [f"## {escape_markdown(series.name)}", render_markdown_table(heads, cells)]
     terms = term_rows(rows)
     if terms:
-        blocks += ["Seconds of a step:", _table(["step", *term_heads(rows)], terms)]
-    blocks.append("\n".join(f"- {_escaped(text)}" for text in series_notes(series)))
+        blocks += ["Seconds of a step:", render_markdown_table(["step", *term_heads(rows)], terms)]
+    blocks.append("\n".join(f"- {escape_markdown(text)}" for text in series_notes(series)))
     if series.source:
-        blocks.append(_escaped(f"Source: {series.source}"))
+        blocks.append(escape_markdown(f"Source: {series.source}"))
     return blocks
 
 
@@ -234,16 +234,3 @@ def term_rows(rows: Sequence[Values]) -> list[list[str]]:
 def term_heads(rows: Sequence[Values]) -> list[str]:
     """Over the columns of ``term_rows``, without the first."""
     return [f"{row['accelerators']} ({row['origin']})" for row in _with_terms(rows)]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell if number == 1 else _escaped(cell) for cell in line)} |"
-        for number, line in enumerate(lines)
-    )
-
-
-def _escaped(text: str) -> str:
-    """Text that Markdown neither splits nor takes for markup."""
-    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text).replace("\n", " ")

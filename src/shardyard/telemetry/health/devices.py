@@ -5,7 +5,7 @@ gives the reason. A missing number counts against no device. Problems that pass 
 lines are not reported.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
@@ -279,27 +279,3 @@ class NetworkHealthMonitor:
                 t=t, kind="slow_network", device=None, cause=cause, is_over=not is_slow
             )
         return found
-
-
-def describe_findings(findings: Sequence[tuple[int, str, DeviceFinding]]) -> list[str]:
-    """Describe present and past problems, a line each; empty without any.
-
-    Args:
-        findings: With the node's rank and name, in order of time.
-    """
-    return [
-        f"node {rank} ({node}){'' if found.device is None else f', device {found.device}'}: "
-        f"{found.cause}{_culprit_note(found)}"
-        for rank, node, found in findings
-        if not found.is_over
-    ]
-
-
-def _culprit_note(finding: DeviceFinding) -> str:
-    if finding.kind != "xid":
-        return ""
-    return {
-        "program": "; mostly the program's own fault, not the device's",
-        "device": "; mostly the device's fault",
-        "either": "",
-    }[finding.whose]
