@@ -59,7 +59,6 @@ NOT_YET = {
     "control/go_back.py",
     "control/model_check.py",
     "control/resend.py",
-    "control/result.py",
     "control/run_length.py",
     "control/splits.py",
     "control_groups.py",

@@ -21,8 +21,8 @@ from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.log_markers import parse
 from shardyard.log import info, warn
-from shardyard.report.write import write_report
 from shardyard.report.summary import Summary
+from shardyard.report.write import write_report
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.state import resume_words
 
