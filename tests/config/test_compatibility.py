@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.run import NEEDED
-from shardyard.config.schema.recipe import Observe, Parallel, Precision, Recipe
+from shardyard.config.schema.observe import Observe
+from shardyard.config.schema.recipe import Parallel, Precision, Recipe
 from shardyard.config.versions import (
     ENGINES,
     OPTIONAL,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.endpoints import ADDRESS_VARIABLE, MetricsEndpoint, metrics_endpoint
-from shardyard.config.schema.recipe import Observe
+from shardyard.config.schema.observe import Observe
 from shardyard.errors import RequestError
 from shardyard.observe.exporter import RunReader, serve_metrics
 from shardyard.rundir.jsonl import METRIC_KEYS, EventWriter, LineWriter

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from shardyard.config.schema.recipe import Observe
+from shardyard.config.schema.observe import Observe
 from shardyard.rundir.layout import RunDir
 
 Outcome = Literal["finished", "drained", "failed", "lost"]
