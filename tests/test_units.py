@@ -2,7 +2,9 @@
 
 import pytest
 
-from shardyard.units import format_age, format_seconds, parse_seconds
+from shardyard.config.load import load_recipe
+from shardyard.errors import RequestError
+from shardyard.units import format_age, format_seconds, parse_count, parse_seconds
 
 UNDERSTOOD = [
     ("90min", 5400),
@@ -47,3 +49,25 @@ def test_an_age_is_never_negative() -> None:
     assert (format_age(90), format_age(0.0), format_age(-90)) == (
         "1 min 30 s ago", "0 ms ago", "just now",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("10B", 10**10),
+        ("300k", 300_000),
+        ("1.5K", 1500),
+        ("1.25M", 1_250_000),
+        ("0.5T", 5 * 10**11),
+    ],
+)
+def test_a_count_may_have_a_suffix(written: str, number: int) -> None:
+    assert parse_count(written) == number
+    assert load_recipe([], [f"run.tokens={written}"]).run.tokens == number
+
+
+@pytest.mark.parametrize("written", ["1.2345k", "10 B", "10X", "-3k", "k", "many"])
+def test_a_count_that_is_not_whole_is_rejected(written: str) -> None:
+    assert parse_count(written) == written
+    with pytest.raises(RequestError, match=r"run\.steps=.* is not a whole number"):
+        load_recipe([], [f"run.steps={written}"])

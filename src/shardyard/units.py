@@ -24,6 +24,20 @@ def format_count(number: float) -> str:
     return f"{value:.3g} Q"
 
 
+def parse_count(written: object) -> object:
+    """``"10B"`` -> ``10000000000``, ``"1.5k"`` -> ``1500``; anything else stays as it is.
+
+    Suffixes are powers of 1,000: k (or K), M, B (or G) and T.
+    """
+    suffixed = r"(\d+)(?:\.(\d+))?([kKMBGT])"
+    found = re.fullmatch(suffixed, written) if isinstance(written, str) else None
+    if found is None:
+        return written
+    zeros = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}[found[3].upper()]
+    decimals = (found[2] or "").rstrip("0")
+    return int(found[1] + decimals.ljust(zeros, "0")) if len(decimals) <= zeros else written
+
+
 def format_flops(flops: float) -> str:
     """``9.89e14`` -> ``989 TFLOP``; append ``/s`` for a rate."""
     value = float(flops)

@@ -2,13 +2,17 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from shardyard.units import parse_count
 
 Auto = Literal["auto"]
 WhenElastic = Literal["elastic"]
 """The value depends on whether the run may change its number of nodes."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveNumber = Annotated[float, Field(gt=0)]
+Count = Annotated[int, BeforeValidator(parse_count)]
+"""A whole number that may also be written with a suffix, such as ``300k`` or ``10B``."""
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 40 characters"

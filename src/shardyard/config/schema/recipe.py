@@ -14,6 +14,7 @@ from shardyard.config.schema.base import (
     NAME,
     NAME_WORDS,
     Auto,
+    Count,
     Fraction,
     OpenSection,
     PositiveNumber,
@@ -48,12 +49,12 @@ class RunSettings(Section):
     """Folder that holds the folders of all runs."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of weights, data order and dropout."""
-    steps: Annotated[int, Field(ge=1)] | None = None
-    """Length in optimizer steps."""
-    tokens: Annotated[int, Field(ge=1)] | None = None
-    """Length in tokens read; rounded up to whole steps."""
-    samples: Annotated[int, Field(ge=1)] | None = None
-    """Length in samples read; rounded up to whole steps."""
+    steps: Annotated[Count, Field(ge=1)] | None = None
+    """Length in optimizer steps, such as 5000 or 300k."""
+    tokens: Annotated[Count, Field(ge=1)] | None = None
+    """Length in tokens read, such as 10B; rounded up to whole steps."""
+    samples: Annotated[Count, Field(ge=1)] | None = None
+    """Length in samples read, such as 1.2M; rounded up to whole steps."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Length in passes over the data; rounded up to whole steps. Without any length: one epoch."""
     target: Annotated[dict[str, PositiveNumber], Field(min_length=1)] | None = None
@@ -148,7 +149,7 @@ class TaskSettings(OpenSection):
     """Training objective: the next token, masked tokens, both masked tokens and pairs of texts
     (BERT), or a task from an installed package.
     """
-    eval_every_steps: Annotated[int, Field(ge=1)] | None = None
+    eval_every_steps: Annotated[Count, Field(ge=1)] | None = None
     """Evaluate on the held-out split every so many steps; always evaluated at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
     """Evaluate every so many passes over the data, instead of every so many steps."""
@@ -201,13 +202,13 @@ class Optim(Section):
     """Factor of the learning rate at each milestone, for schedule step."""
     poly_power: PositiveNumber = 0.5
     """Power of schedule poly; a half is what LAMB's BERT is trained with, 1 is linear."""
-    warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
+    warmup_steps: Annotated[Count, Field(ge=0)] | Auto = "auto"
     """Steps of linear warm-up; auto: 2,000 or a tenth of the run, whichever is less."""
     warmup_share: Fraction | None = None
     """Warm-up as a share of the run, instead of optim.warmup_steps; LAMB's BERT takes 0.2843."""
     warmup_epochs: Annotated[float, Field(ge=0)] | None = None
     """Warm-up in passes over the data, instead of optim.warmup_steps."""
-    decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
+    decay_steps: Annotated[Count, Field(ge=1)] | Auto = "auto"
     """Step at which the decay ends; auto: the length of the run at its first attempt."""
     schedule_from: Annotated[int, Field(ge=-1, le=1)] = 1
     """The schedule's number of the first step; Trainer has 0, schedulers of DeepSpeed have -1."""
