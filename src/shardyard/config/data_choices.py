@@ -17,7 +17,7 @@ class DataFormat:
     """Reading of files, and encoding of a document."""
 
     encoder: str
-    """module:class of its ``data.encoders.Encoder``."""
+    """module:class of its ``data.work_units.Encoder``."""
     whole_row: str | None = None
     """Function that makes text of a whole row of a file: module:function (row, place) -> text.
 

@@ -12,7 +12,7 @@ from shardyard.data.stores.base import ListedFile
 from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
-_VERSIONS = ("etag", "ETag", "generation", "content_md5", "blob_id", "mtime", "created")
+_VERSIONS = ("etag", "ETag", "generation", "content_md5", "blob_id", "mtime", "modify", "created")
 """Keys by which packages report a content version of a file, the most reliable first."""
 
 
