@@ -158,8 +158,8 @@ def unknown_name_message(group: Group, name: str, builtin: Collection[str]) -> s
     near = difflib.get_close_matches(name, [*builtin, *installed(group)], n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     return (
-        f"there is no {WORDS[group]} {name!r}. {hint}There are {', '.join([*builtin, *others])}; "
-        f"another is added by installing its package."
+        f"unknown {WORDS[group]} {name!r}. {hint}Available: {', '.join([*builtin, *others])}. "
+        "Install a package to add another."
     )
 
 

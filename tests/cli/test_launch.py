@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.cli import main
 from shardyard.config.load import load_recipe
+from shardyard.control.submission import launcher_named
 from shardyard.errors import AccessError, CapacityError
 from shardyard.launchers.base import JobState
 from shardyard.launchers.ledger import Ledger
@@ -333,3 +335,17 @@ def test_a_dry_run_answers_within_a_second(tmp_path: Path) -> None:
     )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"), [("k8s", "kubernetes"), ("eks", "kubernetes"), ("batch", "aws-batch")]
+)
+def test_a_launcher_answers_to_the_names_that_people_type(typed: str, name: str) -> None:
+    assert launcher_named(typed).name == name
+
+
+def test_launch_without_a_launcher_lists_them(capsys: Captured) -> None:
+    assert main(["launch", "model.preset=llama-tiny"]) == 2
+    talk = capsys.readouterr().err
+    assert "--on is missing" in talk and "local, slurm, kubernetes, aws-batch" in talk
+    assert "For example: --on slurm" in talk

@@ -124,7 +124,7 @@ def test_a_launcher_that_is_not_installed_is_said_once(caplog: pytest.LogCapture
     told = ask(asked, fake=Many())
     assert sorted(told.values()) == ["no answer"] * 3 + ["running"] * 3
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("lost: no answer for 3 jobs: there is no launcher 'lost'")
+    assert caplog.messages[0].startswith("lost: no answer for 3 jobs: unknown launcher 'lost'")
 
 
 def test_a_scheduler_that_hangs_keeps_no_other_from_being_told() -> None:

@@ -216,7 +216,7 @@ def test_experts_that_a_family_does_not_have_are_refused(
 def test_an_unknown_type_is_refused_where_it_is_counted() -> None:
     shape = replace(PRESETS["llama-tiny"].shape, model_type="lama")
     with pytest.raises(
-        RequestError, match=r"no model family 'lama'. Did you mean llama\? There are llama, mis"
+        RequestError, match=r"unknown model family 'lama'. Did you mean llama\? Available: llama"
     ):
         _ = shape.parameters
 

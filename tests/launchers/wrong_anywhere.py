@@ -39,8 +39,8 @@ class AnyDesk(Desk):
 @row(
     "unknown launcher",
     2,
-    says="there is no launcher 'moon'",
-    do="There are local, slurm, kubernetes",
+    says="unknown launcher 'moon'",
+    do="Available: local, slurm, kubernetes",
 )
 def _(desk: AnyDesk) -> int:
     return desk.shardyard("launch", *desk.recipe, "--on", "moon")

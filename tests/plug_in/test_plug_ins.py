@@ -49,7 +49,7 @@ def test_a_package_is_imported_when_its_name_is_used_and_not_before(packages: Pa
     for name in ("one", "two"):
         points = {"tasks": {name: f"of_{name}:ROW"}, "launchers": {name: f"of_{name}:Launcher"}}
         packages.add(name, points, **{f"of_{name}": "ROW = 1\n"})
-    assert "there is no task 'on'. Did you mean one?" in refused("task.name=on")
+    assert "unknown task 'on'. Did you mean one?" in refused("task.name=on")
     refused("launch.ones.partition=a")
     assert {"of_one", "of_two"} & sys.modules.keys() == set()
     refused("task.name=one")
@@ -60,9 +60,11 @@ def test_a_package_is_imported_when_its_name_is_used_and_not_before(packages: Pa
 def test_a_wrong_name_is_told_with_the_nearest_and_all_that_there_are() -> None:
     names = "causal_lm, masked_lm, bert_pretraining, image_classification, "
     names += "vowels (shardyard-letters 1.0)"
-    said = f"Did you mean vowels? There are {names}"
+    said = f"Did you mean vowels? Available: {names}"
     assert said in refused("task.name=vowel")
-    with pytest.raises(RequestError, match=r"no launcher 'papermail'. Did you mean paper-mail\? "):
+    with pytest.raises(
+        RequestError, match=r"unknown launcher 'papermail'. Did you mean paper-mail"
+    ):
         launcher_class("papermail")
 
 
@@ -92,7 +94,7 @@ def test_settings_of_what_is_not_installed_name_what_is_missing() -> None:
     words = "there is no such setting, and no installed package adds a"
     assert f"launch.paper_mail: {words} launcher " in said
     assert f"task.vowels: {words} task " in said
-    assert "task.name=vowels: there is no task 'vowels'. There are causal_lm, masked_lm, " in said
+    assert "task.name=vowels: unknown task 'vowels'. Available: causal_lm, masked_lm, " in said
 
 
 def test_what_a_run_was_asked_is_read_where_the_package_is_not(
@@ -274,7 +276,7 @@ def test_a_family_of_a_package_is_one_and_has_its_own_name(letters: Packages) ->
         family_of("granite2")
     with pytest.raises(RequestError, match=r"is TaskRow, not a shardyard.families.family.Family"):
         family_of("olmo9")
-    with pytest.raises(RequestError, match=r"no model family 'granit'. Did you mean granite\?"):
+    with pytest.raises(RequestError, match=r"unknown model family 'granit'. Did you mean granite"):
         family_of("granit")
 
 
@@ -283,7 +285,7 @@ def test_a_scheme_of_a_package_is_read_and_an_unknown_one_is_told_with_all() -> 
     recipe = load_checked_recipe([], [MODEL, "data.source=letters://shelf"])
     assert [each.name for each in plug_ins_of(recipe, None)] == ["letters"]
     said = refused("data.source=notes://shelf")
-    assert "There are s3, http, https, gs," in said and "letters (shardyard-letters 1.0)" in said
+    assert "Available: s3, http, https, gs," in said and "letters (shardyard-letters 1.0)" in said
     assert "may be a password" in refused("data.source=letters://me:secret@shelf")
 
 

@@ -22,7 +22,7 @@ def test_a_package_adds_a_scheme_by_a_row_of_its_own(packages: Packages) -> None
     ]
     findings = [finding.what for finding in plug_in_findings() if finding.verdict != "ok"]
     assert any("the data source 'odd' of books 1.0" in what for what in findings)
-    assert "no data source 'shelv'. Did you mean shelf? There are s3" in str(
+    assert "unknown data source 'shelv'. Did you mean shelf? Available: s3" in str(
         address_error("shelv://a/x")
     )
     assert "not a shardyard.config.sources.Scheme" in str(address_error("odd://a/x"))

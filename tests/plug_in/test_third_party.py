@@ -94,7 +94,7 @@ def test_a_recipe_trains_with_what_a_package_adds(site: Path, here: Path) -> Non
     assert "vowel_score" in (here / "runs" / "r" / "metrics.jsonl").read_text()
 
     code, _, talk = run(None, "resume", "r", "run.steps=3")
-    assert code == 2 and "task.name=vowels: there is no task 'vowels'." in talk
+    assert code == 2 and "task.name=vowels: unknown task 'vowels'." in talk
     code, _, talk = run(None, "report", "r")
     assert code == 0, talk
 
@@ -113,7 +113,7 @@ def test_a_launcher_of_a_package_renders(site: Path, here: Path) -> None:
     assert found is not None and found.what == "the launcher 'paper-mail' of shardyard-letters 1.0"
     assert list(environ) == ["SHARDYARD_MARK"], "no process that it starts is told"
     code, _, talk = run(None, "launch", "recipe.yaml", *words)
-    assert code == 2 and "there is no launcher 'paper-mail'. There are local, slurm," in talk
+    assert code == 2 and "unknown launcher 'paper-mail'. Available: local, slurm," in talk
 
 
 @pytest.mark.heavy
@@ -123,13 +123,13 @@ def test_a_node_without_the_package_says_so_to_all_before_any_trains(here: Path)
     words = ["recipe.yaml", "--run-dir", str(folder.path), *place]
     with Session(folder, "s").announced(0):
         code, _, talk = run(None, *words, "--node-rank", "1", module="shardyard.node")
-    assert code == 2 and "there is no task 'vowels'" in talk
-    with pytest.raises(RequestError, match=r"(?s)node 1 .*: .*there is no task 'vowels'"):
+    assert code == 2 and "unknown task 'vowels'" in talk
+    with pytest.raises(RequestError, match=r"(?s)node 1 .*: .*unknown task 'vowels'"):
         wait_for_nodes(Readiness(folder, "s"), 0, resolved(here), say=print)
 
     code, _, talk = run(None, *words, "--node-rank", "0", module="shardyard.node")
     assert code == 2
-    assert "there is no task 'vowels'" in (folder.path / "sessions" / "s.json").read_text()
+    assert "unknown task 'vowels'" in (folder.path / "sessions" / "s.json").read_text()
 
 
 @pytest.mark.usefixtures("letters")

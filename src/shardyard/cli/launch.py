@@ -45,10 +45,9 @@ class SubmitOptions:
 @recipe_argument
 @click.option(
     "--on",
-    required=True,
     metavar="LAUNCHER",
     shell_complete=by(launchers),
-    help=f"One of {', '.join(LAUNCHERS)}.",
+    help=f"Where to run: {', '.join(LAUNCHERS)}.  [required]",
 )
 @launch_options
 @click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
@@ -59,7 +58,7 @@ def command(
     /,
     recipe: tuple[str, ...],
     *,
-    on: str,
+    on: str | None,
     max_usd: float | None,
     **terms: Any,
 ) -> int:
@@ -69,6 +68,10 @@ def command(
     --dry-run prints.
     """
     asked = SubmitOptions(**terms)
+    if on is None:
+        raise click.UsageError(
+            f"--on is missing: where to run, one of {', '.join(LAUNCHERS)}. For example: --on slurm"
+        )
     launcher = launcher_named(on, launchers_in(context))
     words = (*recipe, *as_override(max_usd))
     return submit_proposal(proposal_of(words, launcher, is_dry_run=asked.dry_run), asked)

@@ -24,7 +24,7 @@ from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.hardware.machine import probe
 from shardyard.launchers.base import HasChecks, Launcher, launcher_class
-from shardyard.launchers.registry import LAUNCHERS
+from shardyard.launchers.registry import ALIASES, LAUNCHERS
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.plugins import Group, check_plug_in_claims, installed, load_entry_point, unreadable
 
@@ -38,7 +38,7 @@ def _use_source(name: str) -> object:
 
 
 _REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
-    "launchers": (LAUNCHERS, launcher_class),
+    "launchers": ((*LAUNCHERS, *ALIASES), launcher_class),
     "tasks": (TASKS, task_row),
     "families": (FAMILIES, family_of),
     "sources": (SCHEMES, _use_source),

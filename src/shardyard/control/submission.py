@@ -30,7 +30,7 @@ from shardyard.io.files import create_text, drop_lock, take_lock, write_text
 from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPython, launcher_class
 from shardyard.launchers.ledger import BENCH_DETAIL, Ledger, Submission
 from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
-from shardyard.launchers.registry import LAUNCHERS
+from shardyard.launchers.registry import ALIASES, LAUNCHERS
 from shardyard.launchers.secrets import check_supported
 from shardyard.log import info
 from shardyard.planner.format import spare_words
@@ -80,15 +80,16 @@ class Proposal:
 
 
 def launcher_named(name: str, launchers: Launchers | None = None) -> Launcher:
-    """The launcher of a name, imported now.
+    """Import and return the launcher of a name or of one of its ``ALIASES``.
 
     Raises:
         RequestError: There is none, or a package's cannot be used.
     """
+    name = ALIASES.get(name, name)
     if launchers is None:
         return launcher_class(name)()
     if name not in launchers:
-        raise RequestError(f"there is no launcher {name!r}. Use one of {', '.join(launchers)}.")
+        raise RequestError(f"unknown launcher {name!r}. Available: {', '.join(launchers)}.")
     return launchers[name]
 
 

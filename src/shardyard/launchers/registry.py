@@ -14,6 +14,9 @@ LAUNCHERS: dict[str, str] = {
 }
 """Name -> module:class, imported on first use; packages add others (``plugins.py``)."""
 
+ALIASES = {"k8s": "kubernetes", "eks": "kubernetes", "batch": "aws-batch"}
+"""Other names that people type -> name of the launcher."""
+
 
 def load_launcher(name: str, validate: Callable[[Any], str]) -> Any:
     """The class of a name, ours or a package's, imported now.
