@@ -30,7 +30,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 WRONG = [
-    (["cluster.instance=p5.48xlage"], r"Nearest: p5\.48xlarge, "),
+    (["cluster.instance=p5.48xlage"], r"Did you mean p5\.48xlarge, "),
+    (["cluster.instance=p5"], r"Did you mean p5\.4xlarge, p5\.48xlarge, p5e"),
     (["model.preset=llama2-7B"], r"is no preset\. Did you mean llama2-7b\?"),
     (["--offer"], r"there is no option --offer\..* section\.key=value, such as run\.steps=100"),
     (["--layouts", "-1"], r"'--layouts': -1 is not in the range x>=0"),
@@ -107,3 +108,14 @@ def test_an_impossible_cluster_is_refused_by_key(
     path.write_text(content)
     text = refusal(capsys, recipe, "cluster.instance=null", f"cluster.file={path}")
     assert re.search(message, text), text
+
+
+@pytest.mark.heavy
+def test_a_model_too_large_for_this_machine_is_planned_for_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["model.preset=llama2-70b", "run.steps=500", "cluster.device=cpu"]
+    assert main(["plan", *words]) == 0
+    assert f"shardyard plan {' '.join(words)} --offers" in capsys.readouterr().out
+    assert main(["plan", "model.preset=llama-tiny", "run.steps=5", "cluster.device=cpu"]) == 0
+    assert "--offers" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -130,6 +131,9 @@ def command(
         echo(json.dumps(found.to_json(), indent=1))
         return
     _show(found, critical_batch=critical_batch, details=details)
+    if found.cluster is None and found.plan.fits == "does not fit":
+        words = shlex.join(["shardyard", "plan", *recipe, "--offers"])
+        echo(f"\nThis machine is too small. Compare machines to rent:\n  {words}")
     if found.day_prices:
         show_day_prices(found.day_prices)
     if found.offers is not None:

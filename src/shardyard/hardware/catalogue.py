@@ -141,8 +141,9 @@ def instance(name: str) -> Instance:
     """
     row = _INSTANCES.get(name)
     if row is None:
-        near = difflib.get_close_matches(name, _INSTANCES, n=3, cutoff=0.6)
-        hint = f"Nearest: {', '.join(near)}." if near else f"It has {', '.join(_INSTANCES)}."
+        begun = [other for other in _INSTANCES if name and other.startswith(name.lower())]
+        near = begun or difflib.get_close_matches(name, _INSTANCES, n=3, cutoff=0.6)
+        hint = f"Did you mean {', '.join(near)}?" if near else f"It has {', '.join(_INSTANCES)}."
         raise RequestError(
             f"cluster.instance={name!r} is not in the catalogue of EC2 instances. "
             f"{hint} Take one of them, or leave cluster.instance out to use this machine."

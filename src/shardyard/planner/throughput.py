@@ -88,8 +88,8 @@ def peak_of(
         return Peak(flops_per_s=override_tflops * 1e12, source="observe.peak_tflops")
     if accelerator is None:
         kind = f"a {device_name}" if device_name.startswith(("CPU", "dev")) else device_name
-        why = f"no peak is known for {kind}: MFU is refused, not guessed; set "
-        return Peak(flops_per_s=None, source=f"{why}observe.peak_tflops to have it")
+        why = f"no peak is known for {kind}; for an MFU set "
+        return Peak(flops_per_s=None, source=f"{why}observe.peak_tflops")
     peak = accelerator.peak_flops_per_s(number_format)
     if peak is None:
         why = f"the catalogue has no {number_format} peak for {accelerator.name}"
