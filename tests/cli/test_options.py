@@ -1,12 +1,13 @@
 """A path on the command line is held to what a path among the settings is held to."""
 
 import importlib
+import shlex
 from pathlib import Path
 
 import click
 import pytest
 
-from shardyard.cli import _VERBS, main
+from shardyard.cli import _EXAMPLES, _VERBS, main
 from shardyard.io.path_option import LocalPath
 from shardyard.node.main import command as node
 
@@ -84,3 +85,18 @@ def test_a_run_named_by_more_letters_than_a_file_name_has_is_a_wrong_request(
 
 def test_a_home_folder_that_no_shell_has_put_in_is_found() -> None:
     assert LocalPath(path_type=Path).convert("~/runs", None, None) == Path.home() / "runs"
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_the_help_of_a_verb_ends_with_an_example_that_parses_and_the_exit_codes(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert f"Example:  {_EXAMPLES[verb]}" in printed and "75 lost node" in printed
+    name, called, *rest = shlex.split(_EXAMPLES[verb])
+    assert (name, called) == ("shardyard", verb)
+    command = COMMANDS[verb]
+    if isinstance(command, click.Group):
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(verb, rest)

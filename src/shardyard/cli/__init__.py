@@ -20,37 +20,87 @@ from shardyard.io.terminal import echo, run
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_VERBS = {
-    "init": "writes a first recipe from four answers, with the plan's advice in its comments",
-    "import": "turns configurations of other tools into a recipe, each line with its origin",
-    "config": "shows a recipe resolved, each value with its reason; documents every setting",
-    "plan": "predicts memory, speed and cost before anything is started",
-    "prepare": "turns text into token shards",
-    "train": "trains here and now",
-    "resume": "continues a run from its newest sound checkpoint",
-    "launch": "submits a run to Slurm, Kubernetes, AWS Batch or this machine",
-    "status": "says how a launched run and its job stand",
-    "logs": "prints the output of a launched run",
-    "watch": "follows a launched run until its end",
-    "top": "shows a run as it stands, all nodes and ranks",
-    "profile": "traces some steps of a run that trains, and tables where their time went",
-    "cancel": "asks a launched run to save and end",
-    "scale": "goes on with another number of nodes",
-    "teardown": "removes what launching created elsewhere",
-    "runs": "lists the runs and how they stand",
-    "serve": "shows all runs of a folder in a browser: list, curves, events",
-    "fetch": "brings what a run made elsewhere into its folder here",
-    "export": "writes a checkpoint as a Hugging Face folder",
-    "report": "writes a run's page and Markdown summary",
-    "study": "runs or plans a recipe on several numbers of nodes: a scaling table and page",
-    "compare": "puts runs side by side: curves, speed, cost to a target, what differs",
-    "drill": "breaks short runs of a recipe here, and tables what became of them",
-    "bench": "measures the network between the nodes of a recipe, in nccl-tests' table",
-    "image": "builds the container that runs it, and pushes it to a registry",
-    "cluster": "makes an EKS cluster, scales it, and removes it with proof that nothing is left",
-    "doctor": "looks at this machine or a cluster before it costs anything",
+_GROUPS = {
+    "Start": {
+        "init": "Write a first recipe from four answers.",
+        "import": "Turn another tool's configuration into a recipe.",
+        "config": "Show a recipe with every value resolved, or document all settings.",
+        "plan": "Predict memory, speed, cost and failures before anything starts.",
+        "doctor": "Check this machine or a cluster before it costs anything.",
+    },
+    "Run": {
+        "prepare": "Turn text or pictures into training data.",
+        "train": "Train on this machine, now.",
+        "launch": "Submit a run to Slurm, Kubernetes, AWS Batch or this machine.",
+        "resume": "Continue a run from its newest good checkpoint.",
+        "scale": "Continue a run on another number of nodes.",
+        "cancel": "Ask a launched run to save and stop.",
+        "teardown": "Remove everything that launching created.",
+    },
+    "Watch": {
+        "runs": "List runs and their states.",
+        "status": "Show the state of a launched run and its job.",
+        "top": "Show a run live, with all nodes and ranks.",
+        "logs": "Print the output of a launched run.",
+        "watch": "Follow a launched run until it ends.",
+        "serve": "Show all runs in a browser: list, curves, events.",
+        "profile": "Trace some steps of a running job and show where the time goes.",
+    },
+    "Results": {
+        "report": "Write the page and the Markdown summary of a run.",
+        "compare": "Compare runs: curves, speed, cost to a target, settings.",
+        "study": "Measure or plan how a recipe scales, as a table and a page.",
+        "export": "Write a checkpoint as a Hugging Face folder.",
+        "fetch": "Copy the results of a remote run into its folder here.",
+    },
+    "Clusters": {
+        "cluster": "Create, scale and delete an EKS cluster, with proof of deletion.",
+        "image": "Build the container image of a run and push it.",
+        "bench": "Measure the network between nodes, as nccl-tests does.",
+        "drill": "Inject failures into short runs and check that they recover.",
+    },
 }
+"""Heading of the help -> verb -> what it does."""
+
+_VERBS = {verb: does for group in _GROUPS.values() for verb, does in group.items()}
 """Verb -> what it does; `command` of shardyard/cli/<verb>.py is imported when it is called."""
+
+_EXAMPLES = {
+    "init": "shardyard init",
+    "import": "shardyard import ds_config.json --to recipe.yaml",
+    "config": "shardyard config recipe.yaml optim.lr=1e-4",
+    "plan": "shardyard plan recipe.yaml cluster.instance=p5.48xlarge",
+    "doctor": "shardyard doctor",
+    "prepare": "shardyard prepare recipe.yaml",
+    "train": "shardyard train model.preset=llama-tiny",
+    "launch": "shardyard launch recipe.yaml --on slurm",
+    "resume": "shardyard resume my-run",
+    "scale": "shardyard scale my-run 4",
+    "cancel": "shardyard cancel my-run",
+    "teardown": "shardyard teardown my-run",
+    "runs": "shardyard runs",
+    "status": "shardyard status my-run",
+    "top": "shardyard top my-run",
+    "logs": "shardyard logs my-run",
+    "watch": "shardyard watch my-run",
+    "serve": "shardyard serve",
+    "profile": "shardyard profile my-run",
+    "report": "shardyard report my-run",
+    "compare": "shardyard compare my-run other-run",
+    "study": "shardyard study recipe.yaml --nodes 1,2,4",
+    "export": "shardyard export my-run --to my-model",
+    "fetch": "shardyard fetch my-run",
+    "cluster": "shardyard cluster create recipe.yaml",
+    "image": "shardyard image build",
+    "bench": "shardyard bench network recipe.yaml --on slurm",
+    "drill": "shardyard drill recipe.yaml",
+}
+"""Verb -> one usual call, which its help shows."""
+
+_EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 wrong request, 3 not available now, 4 no permission, "
+    "75 lost node (a restart may continue), 130 interrupted, 143 stopped after saving."
+)
 
 
 _STARTS = frozenset({"train", "resume", "launch", "scale", "study", "drill", "bench"})
@@ -68,6 +118,7 @@ class _Verbs(click.Group):
             return None
         command = importlib.import_module(f"shardyard.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
+        command.epilog = f"Example:  {_EXAMPLES[cmd_name]}\n\n{_EXIT_CODES}"
         return command
 
     def resolve_command(
@@ -85,15 +136,16 @@ class _Verbs(click.Group):
         from click.shell_completion import CompletionItem  # only where a shell asks
 
         verbs = [
-            CompletionItem(verb, help=what)
-            for verb, what in _VERBS.items()
+            CompletionItem(verb, help=does.rstrip("."))
+            for verb, does in _VERBS.items()
             if verb.startswith(incomplete)
         ]
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(_VERBS.items()))
+        for heading, verbs in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(verb, does.rstrip(".")) for verb, does in verbs.items()])
 
 
 @click.group(
@@ -102,7 +154,8 @@ class _Verbs(click.Group):
     subcommand_metavar="VERB [ARGUMENTS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A recipe is one or more YAML files and section.key=value overrides, such as "
-    "optim.lr=3e-4. Start with: shardyard train model.preset=llama-tiny",
+    "optim.lr=3e-4.\n\nTry first:  shardyard train model.preset=llama-tiny\n\n"
+    f"Help for a verb:  shardyard train --help\n\n{_EXIT_CODES}",
 )
 @click.version_option(__version__, prog_name="shardyard", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
