@@ -5,6 +5,7 @@ from pathlib import Path
 
 from docs.generate import (
     architecture,
+    charts,
     errors,
     from_ddp,
     hardware,
@@ -13,6 +14,8 @@ from docs.generate import (
     monitoring,
     settings,
     slurm,
+    terminal,
+    verbs,
 )
 
 DOCS = Path(__file__).parents[1]
@@ -20,6 +23,10 @@ MARK = "<!-- The table below is made by `make docs`. -->"
 
 WHOLE: dict[str, Callable[[], str]] = {
     "architecture.svg": architecture.drawing,
+    "predicted-and-measured.svg": charts.predicted,
+    "recovery.svg": charts.recovery,
+    "terminal.svg": terminal.animation,
+    "verbs.md": verbs.page,
     "errors.md": errors.page,
     "hardware.md": hardware.page,
     "settings.md": settings.page,

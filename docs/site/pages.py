@@ -29,7 +29,7 @@ def _pages(folder: str) -> list[str]:
 
 _PLACES = {
     "Start": ("README.md",),
-    "Verbs": (*VERB_PAGES.values(), "docs/completion.md"),
+    "Verbs": ("docs/verbs.md", *VERB_PAGES.values(), "docs/completion.md"),
     "Recipe": (
         "docs/settings.md",
         "docs/sharding.md",
@@ -69,6 +69,7 @@ _PLACES = {
     ),
     "Versions": ("docs/compatibility.md", "CHANGELOG.md"),
     "Measured": (
+        "docs/evidence.md",
         "docs/benchmarks.md",
         "docs/accuracy.md",
         "benchmarks/groundtruth/README.md",
