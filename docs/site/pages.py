@@ -28,7 +28,7 @@ def _pages(folder: str) -> list[str]:
 
 
 _PLACES = {
-    "Start": ("README.md",),
+    "Start": ("README.md", "docs/get-started.md", "docs/glossary.md"),
     "Verbs": ("docs/verbs.md", *VERB_PAGES.values(), "docs/completion.md"),
     "Recipe": (
         "docs/settings.md",
@@ -59,7 +59,7 @@ _PLACES = {
         "docs/alerts.md",
         "docs/exporters.md",
     ),
-    "Errors": ("docs/errors.md",),
+    "Errors": ("docs/troubleshooting.md", "docs/errors.md"),
     "Python": (
         "docs/python.md",
         PYTHON_API,
