@@ -8,7 +8,8 @@ Made from the table that `tests/launchers/test_wrong_situations.py` makes happen
 through the command line: each with its exit code, words that its message has, and words of the
 next step that it names. After each one nothing is left outside that the run's ledger does not name.
 Exit codes: 0 done, 1 the run failed or the doctor found a problem, 2 the request is wrong, 3 not
-available now, 4 no permission, 130 interrupted, 143 drained and resumable.
+available now, 4 no permission, 75 a node was lost and a restart may continue, 130 interrupted, 143
+saved, stopped and resumable.
 """
 
 
