@@ -28,7 +28,8 @@ def _pages(folder: str) -> list[str]:
 
 
 _PLACES = {
-    "Start": ("README.md", "docs/get-started.md", "docs/glossary.md"),
+    "Start": ("README.md",),
+    "Get started": ("docs/get-started.md", "docs/glossary.md"),
     "Verbs": ("docs/verbs.md", *VERB_PAGES.values(), "docs/completion.md"),
     "Recipe": (
         "docs/settings.md",
@@ -85,6 +86,10 @@ PARTS = {
 }
 """Part of the navigation -> its pages, in the order in which they are shown."""
 
+_INTERNAL = {*PARTS["Design notes"], "CHANGELOG.md", "docs/benchmarks.md"}
+"""Pages for those who change Shardyard, which the search of the site leaves out."""
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)]*\)|<img[^>]*src=\"([^\"]+)\"")
 
 
@@ -105,7 +110,10 @@ def gather(folder: Path) -> None:
         text = python_api() if name == PYTHON_API else (ROOT / name).read_text()
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text + (help_of(target.stem) if name in VERB_PAGES.values() else ""))
+        head = _NOT_SEARCHED if name in _INTERNAL else ""
+        target.write_text(
+            head + text + (help_of(target.stem) if name in VERB_PAGES.values() else "")
+        )
         carried |= {(ROOT / name).parent / link for link in links(text)}
     for source in {path.resolve() for path in carried if path.suffix != ".md" and path.is_file()}:
         target = folder / source.relative_to(ROOT)

@@ -7,7 +7,15 @@ import pytest
 
 import shardyard
 from docs.site.check import problems
-from docs.site.pages import PARTS, PYTHON_API, ROOT, links, public_names, python_api
+from docs.site.pages import (
+    PARTS,
+    PYTHON_API,
+    ROOT,
+    gather,
+    links,
+    public_names,
+    python_api,
+)
 
 
 def test_every_page_has_one_place_in_the_navigation() -> None:
@@ -73,3 +81,11 @@ def test_a_style_that_fetches_a_font_is_found(tmp_path: Path) -> None:
     assert list(problems(tmp_path)) == [
         "a.css: https://cdn.org/a.woff2 would be fetched from elsewhere"
     ]
+
+
+def test_the_search_leaves_out_pages_for_those_who_change_shardyard(tmp_path: Path) -> None:
+    gather(tmp_path)
+    excluded = "---\nsearch:\n  exclude: true\n---\n"
+    assert (tmp_path / "docs/design/plan.md").read_text().startswith(excluded)
+    assert (tmp_path / "CHANGELOG.md").read_text().startswith(excluded)
+    assert not (tmp_path / "docs/verbs/plan.md").read_text().startswith("---")
