@@ -2,7 +2,7 @@
 
 from tests.launchers.wrong_situations import all_situations
 
-_HEAD = """# What can go wrong, and what is said
+_HEAD = """# Errors and their messages
 
 Made from the table that `tests/launchers/test_wrong_situations.py` makes happen, one by one,
 through the command line: each with its exit code, words that its message has, and words of the

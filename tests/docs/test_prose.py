@@ -1,0 +1,67 @@
+"""The prose of the user pages: words, headings and commands stay as readable as they are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in (ROOT / "docs").rglob("*.md") if "design" not in path.parts),
+]
+AT_MOST = {
+    r"told|is said|is asked": 0.2,
+    r"refused?": 0.1,
+    r"nobody|nothing|whoever|whatever": 1.0,
+    r"alone": 0.4,
+    r"stands?": 0.1,
+    r"goes on|go on|going on": 0.1,
+    r"beside": 0.1,
+    r"mends?|mended|anew": 0.2,
+}
+"""Words that hide who does what -> most in 1,000 words. A limit may only fall."""
+AT_LEAST = {r"you|your|yours": 4.5, r"use|uses|using": 1.8}
+CLAUSE_HEADINGS, LONG_COMMANDS = 0, 4
+"""Most headings that are clauses, and most commands of over 100 characters. They may only fall."""
+
+
+def prose(page: str) -> str:
+    """A page without code, HTML and targets of links."""
+    for pattern in (r"```.*?```", r"<[^>]+>", r"`[^`]*`", r"\]\([^)]*\)"):
+        page = re.sub(pattern, " ", page, flags=re.DOTALL)
+    return page
+
+
+WORDS = " ".join(prose(page.read_text()) for page in PAGES)
+COUNT = len(re.findall(r"[A-Za-z][A-Za-z'-]*", WORDS))
+
+
+def per_1000(pattern: str) -> float:
+    return 1000 * len(re.findall(rf"\b(?:{pattern})\b", WORDS, re.IGNORECASE)) / COUNT
+
+
+@pytest.mark.parametrize("pattern", AT_MOST)
+def test_words_of_a_private_language_are_rare(pattern: str) -> None:
+    assert per_1000(pattern) <= AT_MOST[pattern]
+
+
+@pytest.mark.parametrize("pattern", AT_LEAST)
+def test_pages_talk_to_the_reader(pattern: str) -> None:
+    assert per_1000(pattern) >= AT_LEAST[pattern]
+
+
+def test_headings_are_nouns_or_imperatives() -> None:
+    clause = re.compile(r"^#+ (?:What|Who|Which|Where|Why|Whether|That|Of|As)\b.*$", re.MULTILINE)
+    found = [
+        f"{page.name}: {heading}"
+        for page in PAGES
+        for heading in clause.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    ]
+    assert len(found) <= CLAUSE_HEADINGS, found
+
+
+def test_commands_fit_on_a_line() -> None:
+    command = re.compile(r"^(?:\$ )?(shardyard .{91,})$", re.MULTILINE)
+    found = [(page.name, line) for page in PAGES for line in command.findall(page.read_text())]
+    assert len(found) <= LONG_COMMANDS, found
