@@ -44,7 +44,7 @@ _PLACES = {
         "docs/hangs.md",
         "docs/run-folder.md",
     ),
-    "Sources": (
+    "Tutorials": (
         "docs/sources/s1-llama2.md",
         "docs/sources/s2-images.md",
         "docs/sources/s3-model-parallelism.md",
