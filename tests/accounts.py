@@ -37,7 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Accounts(config.getoption("--account")))
+    # Workers of xdist end at the same time and would write the same file; the main process adds up.
+    is_wanted = config.getoption("--account") and not hasattr(config, "workerinput")
+    config.pluginmanager.register(Accounts(is_wanted))
 
 
 @pytest.hookimpl(trylast=True)

@@ -124,7 +124,16 @@ def test_a_verb_that_is_ended_cleans_up(tmp_path: Path, work: str, number: int, 
         finally:
             verb.kill()
     assert told.read_text() == "cleaned up" and bool(children) == (work == _PREPARES)
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    # Orphans are reaped by the machine's first process, which may take its time.
+    wait_until(lambda: not any(_is_running(child) for child in children))
+
+
+def _is_running(pid: str) -> bool:
+    """Whether a process exists and has not ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _children(pid: int) -> list[str]:

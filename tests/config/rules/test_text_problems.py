@@ -27,7 +27,7 @@ WRONG = [
     ({"run": {"dir": "ä" * 128}}, "has a name of 256 bytes in it"),
     ({"model": {"path": "x/" * 1793}}, "has 3,586 bytes, and no path or name has more than 3,584"),
     ({"launch": {"image": "x" * 4000}}, "launch.image='xxx"),
-    ({"data": {"source": ["a", "s3x://b/x"]}}, "source='s3x://b/x' is a URL that is not read: th"),
+    ({"data": {"source": ["a", "s3x://b/x"]}}, "source='s3x://b/x' is a URL that is not read: u"),
     ({"data": {"source": "file:///text"}}, "data.source='file:///text' is a URL that is not read"),
     ({"data": {"source": "https://me@host/x"}}, "source='https://host/x' holds what may be a pass"),
     ({"data": {"source": "https://host/x?X-Sig=a"}}, "Leave out what stands before @ and behind ?"),
