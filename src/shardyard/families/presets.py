@@ -14,7 +14,7 @@ class NamedShape:
 
     shape: ModelShape
     source: str
-    """Where its sizes come from."""
+    """Source of its sizes."""
 
 
 class _Presets(Mapping[str, NamedShape]):

@@ -346,7 +346,7 @@ def _expand(script: Script, text: str) -> str:
 
 
 def _value(script: Script, name: str, default: str | None, unknown: str) -> str:
-    """What the script or Slurm sets a variable to."""
+    """Return the value that the script or Slurm gives a variable."""
     if name in script.variables and "$(" not in script.variables[name]:
         return script.variables[name]
     for directive in _SLURM.get(name, ()):

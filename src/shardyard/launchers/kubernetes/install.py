@@ -20,7 +20,7 @@ from shardyard.launchers.kubernetes.checks import drivers_missing
 from shardyard.launchers.kubernetes.etcd import empty_secret, filled, render_etcd
 from shardyard.launchers.kubernetes.node_checks import allocatable_count, matching_nodes
 from shardyard.launchers.kubernetes.objects import to_yaml
-from shardyard.launchers.kubernetes.ownership import create_noted, is_owned
+from shardyard.launchers.kubernetes.ownership import create_in_ledger, is_owned
 from shardyard.launchers.kubernetes.prerequisites import (
     ALL,
     ETCD,
@@ -254,7 +254,7 @@ def _create(item: dict[str, Any], api: Api, ledger: Ledger, ledger_details: dict
     if kind == "Secret":
         # Only now, so that neither a dry run nor the printed YAML can hold the key.
         item = filled(item)
-    create_noted(
+    create_in_ledger(
         api, item, ledger, launcher=_LAUNCHER, details=ledger_details,
         explain=lambda error: (
             f"{error} It was not made by us, so it is left as it is. Look at it with kubectl "

@@ -51,7 +51,7 @@ from shardyard.launchers.kubernetes.ownership import (
     ORIGIN,
     RUN_ID,
     SHARED,
-    create_noted,
+    create_in_ledger,
     is_owned,
 )
 from shardyard.launchers.kubernetes.placement import check_placeable
@@ -475,7 +475,7 @@ def _create(api: Api, item: Object, ledger: Ledger, ledger_details: dict[str, st
     kind, name = item["kind"], item["metadata"]["name"]
     origin = item["metadata"].get("annotations", {}).get(ORIGIN)
     details = {**ledger_details, **({ORIGIN_DETAIL: origin} if origin else {})}
-    return create_noted(
+    return create_in_ledger(
         api, item, ledger, launcher=KubernetesLauncher.name, details=details,
         explain=lambda _error: (
             f"{kind} {name} exists already in context {api.context!r}, namespace "

@@ -32,7 +32,7 @@ def origin_notes(request: LaunchRequest) -> dict[str, str]:
     return {ORIGIN: request.origin} if request.origin else {}
 
 
-def create_noted(
+def create_in_ledger(
     api: Api, item: Object, ledger: Ledger, *, launcher: str, details: Mapping[str, str],
     explain: Callable[[ExistsError], str],
 ) -> str:  # fmt: skip
@@ -42,13 +42,13 @@ def create_noted(
         explain: Message of the error where the name is taken.
 
     Raises:
-        ShardyardError: It was not created, or nobody knows whether it was.
+        ShardyardError: It was not created, or its state is unknown.
     """
     entry = ledger.intend(item["kind"], item["metadata"]["name"], launcher=launcher, **details)
     try:
         uid = str(api.create(item)["metadata"]["uid"])
     except ApiUncertainError:
-        raise  # stands as intended: tear-down looks for it
+        raise  # The ledger keeps it as intended, so that teardown looks for it.
     except ExistsError as error:
         ledger.fail(entry, str(error))
         raise ExistsError(explain(error)) from error
