@@ -32,9 +32,12 @@ PYTHON = {
 """What is called in a program of one's own; an earlier checkout may not have it."""
 
 REFUSED = "config model.preset=llama-tiny optim.lr=fast"
+OLD_NAMES = {"shardyard.elastic.peer_snapshots": "shardyard.elastic.neighbour"}
+"""Modules of a node -> what they are called in checkouts before 2026-11-29."""
 VERBS = {"--help": 0.3, REFUSED: 0.7, PLAN: None}
+AGENT = "an agent's imports"
 NODE = {
-    "an agent's imports": "import shardyard.elastic.agent, shardyard.elastic.peer_snapshots",
+    AGENT: "import shardyard.elastic.agent, shardyard.elastic.peer_snapshots",
     (FORK_SERVER := "a fork server's imports"): "import shardyard.elastic.forkserver",
 }
 """Of each node of a run; the fork server does its work when a child of an agent imports it."""
@@ -98,9 +101,18 @@ def _command(name: str) -> Sequence[str]:
     return [sys.executable, "-c", started, *name.split()]
 
 
+def _in(checkout: Path, program: str) -> str:
+    """The program with the names that modules have in this checkout."""
+    for name, old in OLD_NAMES.items():
+        if (checkout / "src" / f"{old.replace('.', '/')}.py").is_file():
+            program = program.replace(name, old)
+    return program
+
+
 def _times_s(name: str, checkout: Path) -> tuple[float, float]:
     """Seconds from start to end, and of a processor."""
     env = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
+    command = [_in(checkout, word) for word in _command(name)]
     with tempfile.TemporaryDirectory(prefix="start-up-") as scratch:
         if name == FORK_SERVER:  # this process is the agent
             env |= {
@@ -108,7 +120,7 @@ def _times_s(name: str, checkout: Path) -> tuple[float, float]:
                 "SHARDYARD_PRELOAD": ",".join(_PRELOAD),
             }  # fmt: skip
         before_s, started = _cpu_of_children_s(), time.perf_counter()
-        ended = subprocess.run(_command(name), capture_output=True, text=True, check=False, env=env)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         seconds = time.perf_counter() - started
     assert ended.returncode == (2 if name == REFUSED else 0), ended.stderr
     return round(seconds, 4), round(_cpu_of_children_s() - before_s, 4)

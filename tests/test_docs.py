@@ -267,7 +267,8 @@ def test_the_small_bert_trains_in_both_phases(folder: Path) -> None:
 LAUNCHED = [
     command
     for command in COMMANDS
-    if command.page == "docs/sources/s2-images.md" and command.arguments[0] in ("prepare", "launch")
+    if command.page == "docs/tutorials/imagenet-on-spot-nodes.md"
+    if command.arguments[0] in ("prepare", "launch")
 ]
 
 

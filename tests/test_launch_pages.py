@@ -32,7 +32,7 @@ from shardyard.io.yaml import read_yaml
 from shardyard.launchers.kubernetes.objects import to_yaml
 from tests.test_docs import _FENCED, ROOT, files_of
 
-WAYS = sorted((ROOT / "docs/sources").glob("*.md"))
+WAYS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 """From an empty account to a trained model and back."""
 PAGES = sorted([*(ROOT / "docs").glob("launch*.md"), *WAYS])
 EXAMPLE = "examples/llama2-7b-finetune.yaml"
@@ -234,7 +234,7 @@ def _verbs_of(page: Path) -> list[str]:
 
 
 def test_the_way_on_slurm_goes_from_a_plan_to_an_export_and_says_what_it_needs() -> None:
-    (page,) = [page for page in WAYS if page.name == "s3-model-parallelism.md"]
+    (page,) = [page for page in WAYS if page.name == "llama2-70b.md"]
     verbs = _verbs_of(page)
     wanted = ["plan", "prepare", "launch", "watch", "report", "export", "teardown"]
     places = [verbs.index(verb) for verb in wanted]
@@ -242,7 +242,9 @@ def test_the_way_on_slurm_goes_from_a_plan_to_an_export_and_says_what_it_needs()
     assert "need a Slurm cluster, and nothing here makes one" in page.read_text()
 
 
-@pytest.mark.parametrize("name", ["s1-llama2.md", "s2-images.md", "s4-bert.md"])
+@pytest.mark.parametrize(
+    "name", ["llama2-on-eks.md", "imagenet-on-spot-nodes.md", "bert-on-aws-batch.md"]
+)
 def test_a_way_goes_from_an_empty_account_and_back(name: str) -> None:
     (page,) = [page for page in WAYS if page.name == name]
     verbs = _verbs_of(page)
@@ -250,14 +252,16 @@ def test_a_way_goes_from_an_empty_account_and_back(name: str) -> None:
         "plan", "cluster create", "image build", "image push", "prepare", "launch", "report",
         "export", "teardown", "cluster delete",
     ]  # fmt: skip
-    wanted[2:2] = ["doctor"] if name != "s4-bert.md" else []  # a queue has nothing to install
+    wanted[2:2] = (
+        ["doctor"] if name != "bert-on-aws-batch.md" else []
+    )  # a queue has nothing to install
     places = [verbs.index(verb) for verb in wanted]
     assert places == sorted(places), f"{name} has {verbs}"
     assert "shardyard watch RUN" in page.read_text()
 
 
 @pytest.mark.usefixtures("_empty_folder")
-@pytest.mark.parametrize("name", ["s1-llama2.md", "s2-images.md"])
+@pytest.mark.parametrize("name", ["llama2-on-eks.md", "imagenet-on-spot-nodes.md"])
 def test_a_way_says_hardware_time_and_price_as_they_are_planned(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,10 +45,10 @@ _PLACES = {
         "docs/run-folder.md",
     ),
     "Tutorials": (
-        "docs/sources/s1-llama2.md",
-        "docs/sources/s2-images.md",
-        "docs/sources/s3-model-parallelism.md",
-        "docs/sources/s4-bert.md",
+        "docs/tutorials/llama2-on-eks.md",
+        "docs/tutorials/imagenet-on-spot-nodes.md",
+        "docs/tutorials/llama2-70b.md",
+        "docs/tutorials/bert-on-aws-batch.md",
     ),
     "Launch": (
         "docs/launch.md",

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.heavy
 
 FAST = {"poll_s": 0.0, "limit_s": 0.05}
 OFFERS = {
-    "s1-llama2": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"},
-    "s2-images": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"},
+    "llama2-on-eks": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32"},
+    "imagenet-on-spot-nodes": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"},
 }
 """What the page says that each node offers."""
 
@@ -46,8 +46,8 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _stand_in_for(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     """Clusters of the command line are made in moto's account."""
-    desk: Any = batch_stand_in if page == "s4-bert" else stand_in
-    account = desk.Account(**({} if page == "s4-bert" else {"offers": OFFERS[page]}))
+    desk: Any = batch_stand_in if page == "bert-on-aws-batch" else stand_in
+    account = desk.Account(**({} if page == "bert-on-aws-batch" else {"offers": OFFERS[page]}))
 
     def new(*words: Any) -> Any:
         return desk.in_account(new_world(*words), account)
@@ -65,18 +65,18 @@ def _stand_in_for(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
 
 def _lines_of(page: str) -> list[str]:
     """All lines for a shell, in their order."""
-    text = (ROOT / f"docs/sources/{page}.md").read_text()
+    text = (ROOT / f"docs/tutorials/{page}.md").read_text()
     blocks = [block for language, block in _FENCED.findall(text) if language == "sh"]
     return [line for block in blocks for line in block.splitlines()]
 
 
-@pytest.mark.parametrize("page", ["s1-llama2", "s2-images", "s4-bert"])
+@pytest.mark.parametrize("page", ["llama2-on-eks", "imagenet-on-spot-nodes", "bert-on-aws-batch"])
 def test_the_lines_of_a_page_work_one_behind_the_other(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _stand_in_for(monkeypatch, page)
     before = client_of("cloudformation").describe_stacks()["Stacks"]
-    for name, text in files_of(ROOT / f"docs/sources/{page}.md").items():
+    for name, text in files_of(ROOT / f"docs/tutorials/{page}.md").items():
         (tmp_path / name).write_text(text)
     ran = []
     for line in _lines_of(page):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = {
-    "fine-tune llama on my own data": ("chat", "sources/s1-llama2", "get-started"),
+    "fine-tune llama on my own data": ("chat", "tutorials/llama2-on-eks", "get-started"),
     "out of memory": ("troubleshooting", "verbs/plan"),
     "resume training from checkpoint": ("verbs/resume",),
     "NCCL environment variables": ("variables",),
@@ -37,7 +37,7 @@ QUESTIONS = {
     "export to hugging face": ("verbs/export",),
     "mixed precision bf16 fp8": ("numerics",),
     "tensor parallelism": ("sharding", "library"),
-    "EKS cluster create": ("verbs/cluster", "sources/s1-llama2"),
+    "EKS cluster create": ("verbs/cluster", "tutorials/llama2-on-eks"),
     "exit code 143": ("verbs", "troubleshooting", "errors", "launch"),
     "hf token secret": ("secrets",),
 }

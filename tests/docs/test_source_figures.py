@@ -11,7 +11,7 @@ from shardyard.units import format_seconds
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/sources/s2-images.md"
+PAGE = ROOT / "docs/tutorials/imagenet-on-spot-nodes.md"
 RECIPES = {"EfficientNet-B7": "s2-efficientnet-b7", "ResNet-50": "s2-resnet50"}
 _ROW = re.compile(r"^\| *([^|]*?) *\| (\d)(?: x [^|]+)? \| ([\d,]+) \| ([^|]+) \|$", re.M)
 
