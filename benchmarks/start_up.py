@@ -112,6 +112,7 @@ def _in(checkout: Path, program: str) -> str:
 def _times_s(name: str, checkout: Path) -> tuple[float, float]:
     """Seconds from start to end, and of a processor."""
     env = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")}
+    env |= {"PYTHONDONTWRITEBYTECODE": ""}  # else each start compiles all modules anew
     command = [_in(checkout, word) for word in _command(name)]
     with tempfile.TemporaryDirectory(prefix="start-up-") as scratch:
         if name == FORK_SERVER:  # this process is the agent

@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import Distribution, distributions
 from traceback import walk_tb
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shardyard.errors import RequestError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 Group = Literal["launchers", "tasks", "families", "sources"]
 """A registry; the group of its entry points is ``shardyard.<group>``."""
@@ -191,6 +193,7 @@ def _fix_hint(plug_in: PlugIn) -> str:
 def _claims() -> tuple[dict[Group, dict[str, tuple[PlugIn, ...]]], tuple[str, ...]]:
     """All plug-ins by group and name, and what could not be read."""
     from configparser import ConfigParser, Error  # most commands never come here
+    from importlib.metadata import distributions
 
     claims: dict[Group, dict[str, tuple[PlugIn, ...]]] = {group: {} for group in GROUPS}
     broken, seen = [], set()
@@ -223,7 +226,7 @@ def _claims() -> tuple[dict[Group, dict[str, tuple[PlugIn, ...]]], tuple[str, ..
     return claims, tuple(broken)
 
 
-def _entry_points(distribution: Distribution) -> str:
+def _entry_points(distribution: "Distribution") -> str:
     try:
         return distribution.read_text("entry_points.txt") or ""
     except (OSError, ValueError):  # not ours to complain about

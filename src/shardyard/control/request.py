@@ -55,7 +55,6 @@ from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.weight_files import has_weight_files
-from shardyard.control.alerts import validate_addresses
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
@@ -369,7 +368,10 @@ def take_environment(recipe: Recipe) -> None:
             of_what = "address" if name in webhooks else "value"
             warn(f"secrets.{name}: blanks or a byte order mark around the {of_what} are left out")
     os.environ.update(found)
-    validate_addresses(recipe.observe.alerts, os.environ)
+    if recipe.observe.alerts:
+        from shardyard.control.alerts import validate_addresses  # and with it an HTTP client
+
+        validate_addresses(recipe.observe.alerts, os.environ)
 
 
 def _find(

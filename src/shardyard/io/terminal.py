@@ -19,7 +19,6 @@ from shardyard.ending_signals import signals_as_exceptions
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 from shardyard.io.sanitize import sanitize
 from shardyard.log import LOG
-from shardyard.plugins import raised_by
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -150,6 +149,8 @@ def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> i
 
 
 def _error_origin(error: Exception) -> str:
+    from shardyard.plugins import raised_by  # reads all packages' metadata: only for a bug
+
     plug_in = raised_by(error)
     if plug_in is None:
         return (

@@ -5,10 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 from urllib.parse import urlsplit
-from urllib.request import (  # type: ignore[attr-defined]  # typeshed has one for macOS alone
-    getproxies_environment,
-    proxy_bypass_environment,
-)
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 
@@ -157,6 +153,11 @@ def _is_connection(error: Exception) -> bool:
 
 def _by_proxy() -> str:
     """The proxy that a request to the hub goes through, without its credentials."""
+    from urllib.request import (  # type: ignore[attr-defined]  # typeshed has one for macOS alone
+        getproxies_environment,
+        proxy_bypass_environment,
+    )
+
     from huggingface_hub import constants
 
     hub = urlsplit(constants.ENDPOINT)
