@@ -33,7 +33,7 @@ from shardyard.hardware.machine import Machine, probe
 from shardyard.network_interface import VARIABLE, host_name_problem, problem_of
 from shardyard.units import format_bytes
 
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 
 _NCCL_PACKAGES = {13: "nvidia-nccl-cu13", 12: "nvidia-nccl-cu12"}
 """Major version of CUDA -> the package that torch's wheel brings its NCCL in."""

@@ -177,7 +177,6 @@ def _samples(logs: Iterable[Path]) -> dict[int, int]:
 
 # What a run leaves outside of its folder: looked for before it starts and after it ended.
 
-_SHARED = Path("/dev/shm")
 _CACHES = ("torchinductor_",)
 """Beginnings of what engines keep in the scratch folder on purpose."""
 _LEAVING_S = 20.0

@@ -144,16 +144,6 @@ def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
     }
 
 
-def _chosen_in_request(listing: Listing) -> dict[str, str]:
-    """Return a digest of data.eval_source's files for the request.
-
-    Empty where it names no files, as before there was such a setting.
-    """
-    if not listing.chosen:
-        return {}
-    return {"eval_files": digest([file.path for file in listing.chosen])}
-
-
 def _build(
     folder: Path, recipe: Recipe, listing: Listing, request: dict[str, Any], progress: Progress
 ) -> None:

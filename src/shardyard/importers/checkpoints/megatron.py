@@ -26,7 +26,6 @@ from shardyard.importers.checkpoints.tensors import SourceCheckpoint, TensorView
 
 LATEST = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
-_BESIDE = ("optimizer", "opt_param_scheduler", "rng_state")
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _WITHOUT_ARGS = "it has no `args`, so nothing says what its weights mean: compare its outputs"
 

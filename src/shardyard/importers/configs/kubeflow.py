@@ -87,10 +87,6 @@ def _image(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
 _BUILD = "`shardyard image build` makes one"
 
 
-def _sibling(entry: ConfigEntry, config: SourceConfig, name: str) -> Any:
-    return config.get(f"{entry.path.rpartition('.')[0]}.{name}")
-
-
 def _variable(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     """Name and value of a variable: each says the whole of it."""
     base = entry.path.rpartition(".")[0]

@@ -28,12 +28,6 @@ def recipe_in(content: Any) -> str | None:
     return None
 
 
-def is_managed(content: Any) -> bool:
-    """Whether a Kubernetes object was rendered here."""
-    labels = (content.get("metadata") or {}).get("labels") or {}
-    return isinstance(labels, dict) and labels.get("app.kubernetes.io/managed-by") == "shardyard"
-
-
 def recipe_of_calls(calls: list[Any]) -> str | None:
     """The recipe in the calls that a launch on AWS Batch renders."""
     for call in calls:
