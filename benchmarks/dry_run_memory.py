@@ -1,6 +1,6 @@
 """The planner's allocated peak beside that of the real model on fake devices, term by term.
 
-Needs no accelerator: the dry run (`docs/design/dry-run.md`) counts what the tensors of one rank
+Needs no accelerator: the dry run (`internals/dry-run.md`) counts what the tensors of one rank
 take while the real model steps. The bar: the peak within 10 % in every configuration.
 
     python -m benchmarks.dry_run_memory

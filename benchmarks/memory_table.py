@@ -1,6 +1,6 @@
 """Bytes per rank of each zero level, tp degree and recompute: the real model beside arithmetic.
 
-The real model takes a step on fake devices (`docs/design/dry-run.md`), which count what its tensors
+The real model takes a step on fake devices (`internals/dry-run.md`), which count what its tensors
 take; beside it stands what `shardyard plan` computes. States are parameters, optimizer state and
 the summed gradients, as they lie when the optimizer steps; activations are what autograd keeps for
 the backward pass, as it lies at the loss without the logits. Bars: 2 % for each of the states, 5 %

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -25,9 +26,8 @@ from shardyard.control.request import Request
 from shardyard.hardware.machine import Machine, probe
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
-)
+FOLDERS = (ROOT / "docs", ROOT / "internals", ROOT / "benchmarks")
+PAGES = sorted([*ROOT.glob("*.md"), *chain.from_iterable(each.rglob("*.md") for each in FOLDERS)])
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 TAKES_A_RECIPE = {"config", "plan", "prepare", "train", "launch", "study", "drill"}
 

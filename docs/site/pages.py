@@ -1,10 +1,12 @@
-"""The pages of the site and their order: what is in the repository, and what is made from the code.
+"""The pages of the site and their order: pages of the repository, and pages made from the code.
 
 The site has the repository's folders, so that a link between two files is the same in both. A file
-that a page links to, such as a raw result, is carried along.
+that a page links to, such as a raw result, is carried along. Pages for those who change Shardyard
+(``internals/``) are not on the site; a link to one keeps only its words there.
 """
 
 import ast
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -82,15 +84,15 @@ _PLACES = {
 PARTS = {
     **_PLACES,
     "More": tuple(sorted({*_pages("docs")} - {*chain.from_iterable(_PLACES.values())})),
-    "Design notes": tuple(_pages("docs/design")),
 }
 """Part of the navigation -> its pages, in the order in which they are shown."""
 
-_INTERNAL = {*PARTS["Design notes"], "CHANGELOG.md", "docs/benchmarks.md"}
+_INTERNAL = {"CHANGELOG.md", "docs/benchmarks.md"}
 """Pages for those who change Shardyard, which the search of the site leaves out."""
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)]*\)|<img[^>]*src=\"([^\"]+)\"")
+_PAGE_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+\.md)(#[^)]*)?\)")
 
 
 def navigation() -> list[dict[str, object]]:
@@ -108,6 +110,7 @@ def gather(folder: Path) -> None:
     carried: set[Path] = set()
     for name in chain.from_iterable(PARTS.values()):
         text = python_api() if name == PYTHON_API else (ROOT / name).read_text()
+        text = without_links_off_the_site(text, name)
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         head = _NOT_SEARCHED if name in _INTERNAL else ""
@@ -120,6 +123,16 @@ def gather(folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     shutil.copytree(Path(__file__).parent / "assets", folder / "assets")
+
+
+def without_links_off_the_site(text: str, name: str) -> str:
+    """The text of a page in which links to pages that the site lacks are only their words."""
+
+    def kept(link: re.Match[str]) -> str:
+        page = os.path.normpath(Path(name).parent / link[2])
+        return link[0] if page in chain.from_iterable(PARTS.values()) else link[1]
+
+    return _PAGE_LINK.sub(kept, text)
 
 
 def links(text: str) -> Iterator[str]:

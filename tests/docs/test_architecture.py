@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md and the design pages name files that exist, and its drawing is the code's.
+"""ARCHITECTURE.md and the design notes name files that exist, and its drawing is the code's.
 
 That docs/architecture.svg is current is tested with the other generated files, in test_pages.py.
 """
@@ -14,7 +14,7 @@ from docs.generate import architecture
 from docs.generate.architecture import PACKAGE, ROOT
 
 MAP = (ROOT / "ARCHITECTURE.md").read_text()
-DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
+NOTES = sorted((ROOT / "internals").glob("*.md"))
 ROOTS = (PACKAGE, ROOT)
 """Folders that a page's paths may start from."""
 
@@ -31,7 +31,7 @@ def exists(name: str) -> bool:
     return any(next(root.glob(name), None) for root in ROOTS)
 
 
-@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", *DESIGN], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", *NOTES], ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in python_files(page.read_text()) if not exists(name)] == []
 

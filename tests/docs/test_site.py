@@ -15,6 +15,7 @@ from docs.site.pages import (
     links,
     public_names,
     python_api,
+    without_links_off_the_site,
 )
 
 
@@ -41,6 +42,20 @@ def test_a_public_name_of_unknown_origin_is_refused() -> None:
     assert public_names(source + "['Mesh']") == {"Mesh": "parallel"}
     with pytest.raises(ValueError, match="offers plan without an import under TYPE_CHECKING"):
         public_names(source + "['Mesh', 'plan']")
+
+
+def test_a_link_to_a_page_off_the_site_keeps_its_words() -> None:
+    text = "[a](../launch.md) [b](../../internals/plan.md#costs) [c](https://d.org/e.md)"
+    found = without_links_off_the_site(text, "docs/verbs/plan.md")
+    assert found == text.replace("[b](../../internals/plan.md#costs)", "b")
+
+
+@pytest.mark.parametrize("page", sorted({*chain.from_iterable(PARTS.values())} - {PYTHON_API}))
+def test_only_pages_of_the_project_link_off_the_site(page: str) -> None:
+    text = (ROOT / page).read_text()
+    is_of_the_project = page in (*PARTS["Adding to it"], "CHANGELOG.md", "docs/benchmarks.md")
+    is_of_the_project |= page.startswith("benchmarks/")
+    assert is_of_the_project or without_links_off_the_site(text, page) == text
 
 
 def test_files_that_a_page_links_to_are_found() -> None:
@@ -86,6 +101,6 @@ def test_a_style_that_fetches_a_font_is_found(tmp_path: Path) -> None:
 def test_the_search_leaves_out_pages_for_those_who_change_shardyard(tmp_path: Path) -> None:
     gather(tmp_path)
     excluded = "---\nsearch:\n  exclude: true\n---\n"
-    assert (tmp_path / "docs/design/plan.md").read_text().startswith(excluded)
+    assert not (tmp_path / "internals").exists()
     assert (tmp_path / "CHANGELOG.md").read_text().startswith(excluded)
     assert not (tmp_path / "docs/verbs/plan.md").read_text().startswith("---")

@@ -3,7 +3,7 @@
 The folder is named by a fingerprint of the request, so the same request finds the same data.
 Work is cut into pieces that depend only on the request; finished pieces stay when the process
 is killed. The manifest, written last, is the commit. The result is the same bytes for any
-number of workers and interruptions. docs/design/data.md has the reasons.
+number of workers and interruptions. internals/data.md has the reasons.
 """
 
 import hashlib

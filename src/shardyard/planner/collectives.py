@@ -7,7 +7,7 @@ is sends.
 
 Which hops an algorithm counts inside and between nodes, and the rate of the tree against the ring,
 are those of NCCL's own cost model (NVIDIA/nccl, src/graph/tuning.cc); rates and latencies are the
-cluster's. ``docs/design/collectives.md`` sets all of it against measurements.
+cluster's. ``internals/collectives.md`` sets all of it against measurements.
 """
 
 from dataclasses import dataclass

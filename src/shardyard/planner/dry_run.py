@@ -48,7 +48,7 @@ class PhasePeak:
     terms: dict[str, int]
     """Bytes by what they are for; they add up to ``bytes``. Every term is there, some are 0:
     parameters, gradients, optimizer, gathered parameters, unreduced gradients, activations, logits
-    and loss, temporary (`docs/design/dry-run.md`)."""
+    and loss, temporary (`internals/dry-run.md`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

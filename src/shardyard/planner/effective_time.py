@@ -26,7 +26,7 @@ from shardyard.units import format_seconds
 
 FORMULA_LIMIT = 0.1
 """Largest share of lost time for which the formula is used: it is first order in that share, and
-up to there within 0.006 of the exact expectation (docs/design/failures.md)."""
+up to there within 0.006 of the exact expectation (internals/failures.md)."""
 
 SIMULATED_FAILURES = 4_000
 """Failures of one simulation, a few milliseconds; its share of training is then within 0.002."""

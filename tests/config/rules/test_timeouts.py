@@ -34,7 +34,7 @@ def test_defaults_are_in_order_on_every_launcher() -> None:
 @pytest.mark.parametrize("order", TIMEOUTS, ids=lambda order: order.shorter)
 def test_every_row_names_settings_and_is_documented(order: TimeoutOrder) -> None:
     assert {order.shorter, order.longer} <= settings().keys()
-    page = (Path(__file__).parents[3] / "docs/design/elastic.md").read_text()
+    page = (Path(__file__).parents[3] / "internals/elastic.md").read_text()
     assert f"| `{order.shorter}` | `{order.longer}`" in page
 
 

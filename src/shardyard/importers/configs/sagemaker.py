@@ -33,7 +33,7 @@ MARKS = {
 }
 """Parameters of which such a file has at least one."""
 
-_PLACED = "ranks of tp are neighbours, then cp, dp_shard and pp (docs/design/parallel.md)"
+_PLACED = "ranks of tp are neighbours, then cp, dp_shard and pp (internals/parallel.md)"
 _STAGES = "stages are cut by their cost"
 
 

@@ -3,7 +3,7 @@
 Each operator takes the longer of its arithmetic and its traffic with the device's memory.
 The host that launches operators one by one may be slower than both. The exchange of the
 data axes overlaps the blocks; its remainder is exposed. Images that the cores of a node
-decode too slowly make it wait. ``docs/design/images-plan.md`` compares it with published
+decode too slowly make it wait. ``internals/images-plan.md`` compares it with published
 rates.
 """
 
