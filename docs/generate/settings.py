@@ -1,5 +1,7 @@
 """docs/settings.md: every setting and every preset, made from the schema."""
 
+import re
+
 from shardyard.config.schema.json_schema import write_default
 from shardyard.config.schema.reference import sections
 from shardyard.families.presets import PRESETS
@@ -10,10 +12,8 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of a recipe. Made from `src/shardyard/config/schema/recipe.py` by "
-        "`make docs`; "
-        "`shardyard config --schema` shows the same, and the sections that installed packages add "
-        "([plug-ins](plug-ins.md)).",
+        "Every setting of a recipe. `shardyard config --schema` shows the same table, with the "
+        "sections of installed [plug-ins](plug-ins.md).",
     ]
     for section in sections():
         lines += ["", f"## {section.name}", ""]
@@ -24,7 +24,7 @@ def page() -> str:
         for setting in section.settings:
             cells = (
                 f"`{setting.name}`",
-                setting.accepts,
+                _short(setting.accepts),
                 f"`{write_default(setting.default)}`",
                 setting.sentence.replace("<", "&lt;"),
             )
@@ -36,3 +36,27 @@ def page() -> str:
         context = preset.shape.max_position_embeddings
         lines.append(f"| `{name}` | {size} | {context} | {preset.source} |")
     return "\n".join(lines) + "\n"
+
+
+_SHORTER = {
+    r"a whole number of at least (\S+)": r"integer ≥ \1",
+    r"a whole number from (\S+) to (\d+)": r"integer, \1 to \2",
+    r"a number of at least (\S+)": r"number ≥ \1",
+    r"a number from (\S+) to below (\d+)": r"number, \1 to < \2",
+    r"a number from (\S+) to (\d+)": r"number, \1 to \2",
+    r"a number above (\d+)": r"number > \1",
+    r"a list of (\d+), each": r"list of \1:",
+    r"a list, each text": "list of text",
+    r"a list, each": "list:",
+    r"a name and text, or a whole number, or true or false each": "mapping to any value",
+    r"a name and a text each": "mapping to text",
+    r"a name and (?:an? )?(.*) each": r"mapping to \1",
+}
+"""Wording of an error -> the shorter one for a column of a table."""
+
+
+def _short(accepts: str) -> str:
+    """Type and bounds of a setting as the table shows them, such as ``integer ≥ 1``."""
+    for long, short in _SHORTER.items():
+        accepts = re.sub(long, short, accepts)
+    return accepts.removesuffix(" each").replace("<", "&lt;")

@@ -158,7 +158,9 @@ class _Verbs(click.Group):
     f"Help for a verb:  shardyard train --help\n\n{_EXIT_CODES}",
 )
 @click.version_option(__version__, prog_name="shardyard", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the Python traceback of errors."
+)
 @click.pass_context
 def shardyard(ctx: click.Context) -> None:
     """Train a model on many accelerators from one recipe."""

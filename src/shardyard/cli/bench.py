@@ -33,42 +33,60 @@ class _Bytes(click.ParamType[int]):
 
 @click.group()
 def command() -> None:
-    """Measure the hardware and software that a training depends on."""
+    """Benchmark what training speed depends on."""
 
 
 @command.command()
 @recipe_argument
 @click.option(
-    "--on", required=True, metavar="LAUNCHER", help="Where, as `shardyard launch` has it."
+    "--on", required=True, metavar="LAUNCHER", help="Launcher to run on, as for `shardyard launch`."
 )
 @click.option(
     "--collective",
     "collectives",
     type=click.Choice(COLLECTIVES),
     multiple=True,
-    help="This one alone; may be repeated. Default: all.",
+    help="Collective to measure; repeatable. Default: all.",
 )
-@click.option("--begin", type=_Bytes(), default="8", show_default=True, help="The first size.")
-@click.option("--end", type=_Bytes(), help="The last size. Default: 16M on CPUs, 1G on devices.")
-@click.option("--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Calls.")
-@click.option("--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls.")
 @click.option(
-    "--pairs", "is_pairs", is_flag=True, help="Each pair of nodes, and which node is slow."
+    "--begin", type=_Bytes(), default="8", show_default=True, help="Smallest message, in bytes."
+)
+@click.option(
+    "--end", type=_Bytes(), help="Largest message. Default: 16M on CPUs, 1G on accelerators."
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Warm-up calls per size.",
+)
+@click.option(
+    "--iters",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Timed calls per size.",
+)
+@click.option(
+    "--pairs", "is_pairs", is_flag=True, help="Measure each pair of nodes, and find slow nodes."
 )
 @click.option(
     "--transports",
     metavar="LIST",
-    help="Networks side by side, a job each: efa,one-efa,sockets, or with :INTERFACE.",
+    help="Networks to compare, one job each: efa,one-efa,sockets, or with :INTERFACE.",
 )
 @click.option(
     "--program",
     type=click.Choice(["torch", "nccl-tests"]),
     default="torch",
     show_default=True,
-    help="What calls the collectives.",
+    help="Benchmark program.",
 )
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the job that would be submitted; create nothing."
+)
 @json_option
 @click.pass_context
 def network(
@@ -88,10 +106,10 @@ def network(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Time collectives between the nodes of RECIPE, over torch's own process groups.
+    """Measure the bandwidth of collectives between the nodes of RECIPE, as nccl-tests does.
 
-    A job of LAUNCHER does it, with the image, the devices and the variables that a training would
-    have. The exit code is 1 where values came out wrong or a node is slow.
+    Submits a job with the image, devices and environment variables that a training would have.
+    The exit code is 1 if results are wrong or a node is slow.
     """
     # not above: `--help` waits for no schema
     from shardyard.bench.nccl_table import collective_named

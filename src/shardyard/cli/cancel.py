@@ -20,7 +20,7 @@ from shardyard.io.terminal import echo
 @click.command()
 @run_argument
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="Say what would be cancelled; cancel nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be cancelled; cancel nothing.")
 @side_option
 @trust_option
 @json_option
@@ -35,7 +35,7 @@ def command(
     trusts_folder: bool,
     as_json: bool,
 ) -> None:
-    """Cancel the job of RUN (a path, an id, or the beginning of one). Safe to repeat."""
+    """Ask the job of RUN (path, id or its beginning) to save and stop. Safe to repeat."""
     which: Which = "side" if is_side else "any"
     launched = find_steered(
         run, runs_dir, launchers_in(context), trusts_folder=trusts_folder, which=which

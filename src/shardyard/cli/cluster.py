@@ -57,40 +57,40 @@ _dir_option = click.option(
     type=LocalPath(path_type=Path, file_okay=False),
     default=Path("clusters"),
     show_default=True,
-    help="Folder that holds a folder for each cluster made from here.",
+    help="Parent folder of the clusters created from this machine.",
 )
-_yes_option = click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+_yes_option = click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 _name_argument = click.argument("name")
 _hours_option = click.option(
     "--hours",
     type=click.FloatRange(min=0, min_open=True),
     default=24.0,
     show_default=True,
-    help="For which the bill is predicted.",
+    help="Hours to predict the bill for.",
 )
 _prices_option = click.option(
     "--prices",
     type=click.Choice(["table", "aws"]),
     default="table",
     show_default=True,
-    help="Of accelerator nodes: by the dated table, or of today, asked of AWS.",
+    help="Prices of accelerator nodes: from the dated table, or today's from AWS.",
 )
 
 
 @click.group()
 def command() -> None:
-    """Make an EKS cluster or a queue of AWS Batch, and remove it with proof that it is gone."""
+    """Create an EKS cluster or an AWS Batch queue, and delete it with proof of deletion."""
 
 
 @command.command()
 @click.argument("description", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
 @_dir_option
-@click.option("--dry-run", is_flag=True, help="Print what would be run and sent; make nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the commands and requests; create nothing.")
 @click.option(
     "--terraform",
     "is_terraform",
     is_flag=True,
-    help="With --dry-run: print the same cluster as main.tf.json for Terraform.",
+    help="With --dry-run: print the cluster as main.tf.json for Terraform.",
 )
 @_hours_option
 @_prices_option
@@ -107,7 +107,9 @@ def create(
     is_yes: bool,
     as_json: bool,
 ) -> None:
-    """Make the cluster of a YAML file and key=value settings. Repeat a killed call to continue.
+    """Create the cluster that a YAML file and key=value settings describe.
+
+    Repeat an interrupted command to continue.
 
     docs/verbs/cluster.md lists the settings.
     """
@@ -153,7 +155,7 @@ def _show_terraform(spec: ClusterSpec, *, dry_run: bool) -> None:
 @command.command()
 @click.argument("description", nargs=-1, required=True, metavar="RECIPE|FILE|KEY=VALUE...")
 @_dir_option
-@click.option("--dry-run", is_flag=True, help="Print what would be run and sent; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the commands and requests; change nothing.")
 @_hours_option
 @_prices_option
 @_yes_option
@@ -168,9 +170,9 @@ def adopt(
     is_yes: bool,
     as_json: bool,
 ) -> None:
-    """Add to an EKS cluster what a recipe needs and it lacks. Repeat a killed call to continue.
+    """Add what a recipe needs to an existing EKS cluster.
 
-    `delete` then removes what was added, and neither the cluster nor what was there before.
+    Repeat an interrupted command to continue. `delete` removes only these additions.
     """
     begun, given, needs = _to_be_added(description, clusters)
     rate = _day_rate(given) if prices == "aws" else None
@@ -321,7 +323,7 @@ def _usd(cost: Cost) -> str:
 @_prices_option
 @json_option
 def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool) -> None:
-    """Show the state of each part of cluster NAME, as AWS and the cluster itself report it."""
+    """Show the state of each part of cluster NAME, from AWS and the cluster itself."""
     world = world_named(name, clusters)
     check_same_account(world)
     rate = _day_rate(world.spec) if prices == "aws" else None
@@ -361,7 +363,7 @@ def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool)
 @_dir_option
 @_hours_option
 @_prices_option
-@click.option("--dry-run", is_flag=True, help="Print what would be run; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the commands; change nothing.")
 @_yes_option
 @json_option
 def scale_(
@@ -375,9 +377,9 @@ def scale_(
     is_yes: bool,
     as_json: bool,
 ) -> None:
-    """Have NODES accelerator nodes in cluster NAME, and wait until they are ready.
+    """Scale cluster NAME to NODES accelerator nodes, and wait until they are ready.
 
-    On AWS Batch, these run without a job; more come with jobs and go after them.
+    On AWS Batch, NODES is the minimum that runs without jobs; jobs add more while they run.
     """
     world = world_named(name, clusters)
     rate = _day_rate(world.spec) if prices == "aws" else None
@@ -415,8 +417,12 @@ def _usd_per_hour(spec: ClusterSpec, nodes: int, rate: Rate | None) -> float:
 @_name_argument
 @_dir_option
 @_yes_option
-@click.option("--delete-data", metavar="NAME", help="Name of the file system whose data may go.")
-@click.option("--dry-run", is_flag=True, help="Print what would be removed, and how; do nothing.")
+@click.option(
+    "--delete-data", metavar="NAME", help="Name of the file system whose data may be deleted."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would be removed, and how; remove nothing."
+)
 @json_option
 def delete(
     *,
@@ -427,9 +433,10 @@ def delete(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Remove cluster NAME, and ask AWS what is left. The exit code is 0 only if all is gone.
+    """Delete cluster NAME, and check with AWS what is left.
 
-    Of an adopted one, remove what was added.
+    The exit code is 0 only if everything is gone. From an adopted cluster, it removes only what
+    `adopt` added.
     """
     world = world_named(name, clusters)
     if dry_run:

@@ -41,12 +41,12 @@ PAGE = "compare.html"
     "targets",
     metavar="METRIC=VALUE",
     multiple=True,
-    help="When and for how much each run reached it; default: their own run.target.",
+    help="Report when and at what cost each run reached it. Default: each run's run.target.",
 )
 @click.option(
     "--page",
     type=LocalPath(path_type=Path, dir_okay=False),
-    help=f"Write the page here; default: {PAGE} in the folder of the first run's folder.",
+    help=f"Page to write. Default: {PAGE} next to the first run.",
 )
 @runs_dir_option
 @json_option
@@ -58,10 +58,10 @@ def command(
     runs_dir: Path,
     as_json: bool,
 ) -> None:
-    """Compare runs (each a path, an id, or its beginning) with the first of them.
+    """Compare runs (each a path, id or its beginning) with the first one.
 
-    Repeats of one kind are joined by commas and are one side: A1,A2,A3 B1,B2,B3. Only their folders
-    are read; a run that continues or has failed can be compared too.
+    Join repeats of one configuration by commas: A1,A2,A3 B1,B2,B3. Running and failed runs can be
+    compared too; only run folders are read.
     """
     found = [[find_run(run, runs_dir) for run in side] for side in sides]
     path = page or found[0][0].path.parent / PAGE

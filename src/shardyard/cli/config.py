@@ -11,13 +11,15 @@ from shardyard.io.terminal import echo, print_table
 
 @click.command()
 @any_recipe_argument
-@click.option("--schema", is_flag=True, help="Document every setting, and show no recipe.")
-@click.option("--presets", is_flag=True, help="List the named models, and show no recipe.")
+@click.option(
+    "--schema", is_flag=True, help="List every setting with type, default and description."
+)
+@click.option("--presets", is_flag=True, help="List the named models (model.preset).")
 @json_option
 def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bool) -> None:
-    """Show RECIPE (files and section.key=value overrides) resolved, each value with its reason.
+    """Show RECIPE (files and section.key=value overrides) with every value resolved, and why.
 
-    What is only known once data is prepared or training starts stays auto and says so.
+    Values that depend on prepared data or on the devices stay auto.
     """
     if schema or presets:
         if recipe or (schema and presets):

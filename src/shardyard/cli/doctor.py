@@ -47,7 +47,7 @@ def _validate_install_target(
     "--on",
     metavar="LAUNCHER",
     shell_complete=by(launchers),
-    help=f"Look at a target: one of {', '.join(LAUNCHERS)}.",
+    help=f"Check a target: {', '.join(LAUNCHERS)}.",
 )
 @click.option(
     "--install",
@@ -56,17 +56,17 @@ def _validate_install_target(
     is_flag=False,
     flag_value=NEEDED,
     metavar="[WHAT]",
-    help="Install what the target lacks: needed (by the recipe), monitoring or cloudwatch.",
+    help="Install on the target: needed (by the recipe; the default), monitoring or cloudwatch.",
 )
 @click.option("--uninstall", "is_removing", is_flag=True, help="Remove what --install installed.")
 @click.option(
     "--probe",
     "is_probing",
     is_flag=True,
-    help="Also start a short job there, which looks at the recipe's paths.",
+    help="Also run a short job on the target that checks the recipe's paths.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be run or sent; change nothing.")
-@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print the commands and requests; change nothing.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 @trust_option
 @json_option
 @click.pass_context
@@ -83,11 +83,12 @@ def command(
     trusts_folder: bool,
     as_json: bool,
 ) -> int:
-    """Check this machine, or with --on the target that RECIPE would be launched on. Read-only.
+    """Check this machine or, with --on, the target that RECIPE would be launched on.
 
-    The exit code is 0 without a problem, else 1. With --install, what the target lacks is installed
-    at pinned versions. needed is what the recipe needs to run. monitoring is Prometheus, Grafana
-    and DCGM's exporter with dashboards and alert rules. cloudwatch is EKS's add-on.
+    Read-only unless you add --install, which installs what the target lacks at pinned versions:
+    needed (what the recipe needs to run), monitoring (Prometheus, Grafana and DCGM's exporter with
+    dashboards and alert rules), or cloudwatch (EKS's add-on). The exit code is 1 if there is a
+    problem.
     """
     launcher = None if on is None else launcher_named(on, launchers_in(context))
     is_here = launcher is None or launcher.capabilities.is_this_machine

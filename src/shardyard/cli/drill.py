@@ -43,22 +43,24 @@ def _reject_kill_loop(_ctx: click.Context, option: click.Parameter, given: str |
     "names",
     metavar="LIST",
     shell_complete=by(faults),
-    help="Faults to try, joined by commas; default: all that are possible here.",
+    help="Failures to inject, joined by commas. Default: all that are possible here.",
 )
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True,
-              help="Times each fault is tried, at other moments and on other targets.")  # fmt: skip
+              help="Times to inject each failure, at other moments and targets.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Of moments and targets.")  # fmt: skip
+              help="Random seed of moments and targets.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(LEAST_STEPS, 100_000), default=200, show_default=True,
-              help="Length of each run.")  # fmt: skip
+              help="Optimizer steps of each run.")  # fmt: skip
 @click.option("--patience", "patience_s", type=click.FloatRange(1, 3600), default=60.0,
-              show_default=True, help="Seconds without a step or an event after which a run "
-              "is ended.")  # fmt: skip
+              show_default=True, help="Seconds without a step or event before a run is "
+              "stopped.")  # fmt: skip
 @click.option("--mtbf", hidden=True, callback=_reject_kill_loop, expose_value=False)
 @click.option("--for", hidden=True, callback=_reject_kill_loop, expose_value=False)
 @click.option("--dir", "folder", type=LocalPath(path_type=Path, file_okay=False),
-              help="Folder of the drill; default: drills/<recipe>-<date>.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="List the faults that would be tried; start nothing.")
+              help="Output folder. Default: drills/<recipe>-<date>.")  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="List the failures that would be injected; start nothing."
+)
 @json_option
 def command(
     recipe: tuple[str, ...],
@@ -72,9 +74,9 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Inject every possible failure into short runs of RECIPE (files and section.key=value).
+    """Inject failures into short runs of RECIPE, and check that they recover.
 
-    Runs only on this machine, in a folder of its own, and ends only what it has started.
+    Works only on this machine, in a folder of its own. It ends only processes that it started.
     """
     drilled = read_drill_recipe(recipe, steps=steps)
     asked = select_faults(names, drilled, repeat=repeat)

@@ -41,23 +41,30 @@ class _ExportPath(LocalPath):
 @click.command("export")
 @run_argument
 @click.option(
-    "--to", type=_ExportPath(), required=True, help="Folder to write, or s3://bucket/prefix."
+    "--to", type=_ExportPath(), required=True, help="Output folder or s3://bucket/prefix."
 )
-@click.option("--step", default="latest", show_default=True, help="A step, latest or best.")
+@click.option(
+    "--step",
+    default="latest",
+    show_default=True,
+    help="Checkpoint to export: a step, latest or best.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Of the weights; default: as saved.",
+    help="Format of the weights. Default: as saved.",
 )
 @click.option(
     "--merged",
     is_flag=True,
-    help="Of a run with adapters (model.lora): weights with them merged, not the adapters alone.",
+    help="For LoRA runs: merge the adapters into the weights, instead of exporting only adapters.",
 )
-@click.option("--yes", "is_yes", is_flag=True, help="Do not ask, where a side job is submitted.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation of a side job.")
 @trust_option
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="Say what would be written, or submitted for it.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be written or submitted; do nothing."
+)
 @json_option
 @click.pass_context
 def command(
@@ -76,9 +83,8 @@ def command(
 ) -> None:
     """Write a checkpoint of RUN as a Hugging Face folder: weights, config and tokenizer.
 
-    Of a run with adapters (model.lora), it writes only these, in PEFT's format.
-
-    Where only the nodes see the run's files, a side job writes and verifies it there.
+    For LoRA runs, it writes only the adapters, in PEFT's format, unless you add --merged. If only
+    the nodes can read the run's files, a side job exports and verifies the checkpoint there.
     """
     home = locate_run(find_run(run, runs_dir), launchers_in(context))
     terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)

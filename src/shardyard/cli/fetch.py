@@ -26,14 +26,19 @@ _ALL = "all"
 
 @click.command()
 @run_argument
-@click.option("--to", type=LocalPath(path_type=Path), help="Folder; default: the run's own here.")
-@click.option("--step", default="latest", show_default=True, help="A step, latest or best.")
-@click.option("--all", "is_all", is_flag=True, help="Every sound checkpoint.")
-@click.option("--via", metavar="s3://BUCKET/PREFIX", help="Through S3; needed on AWS Batch.")
-@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+@click.option("--to", type=LocalPath(path_type=Path), help="Local folder. Default: the run folder.")
+@click.option(
+    "--step",
+    default="latest",
+    show_default=True,
+    help="Checkpoint to copy: a step, latest or best.",
+)
+@click.option("--all", "is_all", is_flag=True, help="Copy every complete checkpoint.")
+@click.option("--via", metavar="s3://BUCKET/PREFIX", help="Copy through S3; required on AWS Batch.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 @trust_option
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="Say what would be brought, or submitted for it.")
+@click.option("--dry-run", is_flag=True, help="Show what would be copied or submitted; do nothing.")
 @json_option
 @click.pass_context
 def command(
@@ -50,9 +55,9 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Bring what RUN made elsewhere: newest sound checkpoint, report, logs, events and metrics.
+    """Copy the results of a remote RUN: checkpoint, report, logs, events and metrics.
 
-    What is here already is not brought again; a call that was interrupted is repeated.
+    Files that are already here are not copied again. Repeat an interrupted command to continue.
     """
     if is_all and step != "latest":
         raise click.UsageError("--all and --step exclude each other.")

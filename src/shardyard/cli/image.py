@@ -14,23 +14,23 @@ _base_option = click.option(
     "--base",
     default="cuda-efa",
     show_default=True,
-    help="cpu, cuda-efa, cuda126-efa (V100), gaudi, gaudi:IMAGE, dlc:IMAGE (an AWS deep learning "
-    "container), or the EC2 type of the machines.",
+    help="Base: cpu, cuda-efa, cuda126-efa (V100), gaudi, gaudi:IMAGE, dlc:IMAGE (AWS deep "
+    "learning container), or the EC2 instance type of the nodes.",
 )
 _tool_option = click.option(
-    "--tool", type=click.Choice(TOOLS), help="Program that builds; by default the first found."
+    "--tool", type=click.Choice(TOOLS), help="Build tool. Default: the first found."
 )
 
 
 @click.group()
 def command() -> None:
-    """Build the image that runs shardyard, and push it to a registry."""
+    """Build a container image with Shardyard, and push it to a registry."""
 
 
 @command.command()
 @_base_option
 @_tool_option
-@click.option("--tag", help="Name of the image; by default shardyard:VERSION-BASE.")
+@click.option("--tag", help="Image name. Default: shardyard:VERSION-BASE.")
 @click.option("--dry-run", is_flag=True, help="Print the Dockerfile; build nothing.")
 @json_option
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- TOOL_OPTION...]")
@@ -45,7 +45,7 @@ def build(
 ) -> None:
     """Build an image with this version of shardyard and the versions of this environment.
 
-    Words after -- go to the tool: -- --build-arg PIP_INDEX_URL=https://mirror.example/simple
+    Arguments after -- go to the build tool: -- --build-arg PIP_INDEX_URL=https://mirror.example/simple
     """
     if options and not options[0].startswith("-"):
         raise RequestError(
@@ -68,16 +68,15 @@ def build(
 @click.argument("to")
 @_base_option
 @_tool_option
-@click.option("--tag", help="Name of the image that was built; by default shardyard:VERSION-BASE.")
-@click.option("--dry-run", is_flag=True, help="Say what would be pushed and created; do nothing.")
+@click.option("--tag", help="Name of the built image. Default: shardyard:VERSION-BASE.")
+@click.option("--dry-run", is_flag=True, help="Show what would be pushed and created; do nothing.")
 @json_option
 def push(
     to: str, *, base: str, tool: str | None, tag: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Push the image to TO (registry/name:tag), and say its digest.
+    """Push the image to TO (registry/name:tag), and print its digest.
 
-    A repository of Amazon ECR is created where it is missing; its password goes to the tool by
-    stdin and is forgotten afterwards.
+    A missing Amazon ECR repository is created. The ECR password is passed on stdin and not kept.
     """
     wanted = push_of(to, base, tag)
     if dry_run:

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 @click.option(
     "--to",
     type=LocalPath(path_type=Path),
-    help="Write the recipe there, and table what has no counterpart; of a checkpoint, the folder.",
+    help="Recipe file to write; lists options without a counterpart. For a checkpoint: a folder.",
 )
 @click.option(
     "--like",
     type=LocalPath(path_type=Path, file_okay=False),
-    help="Of a checkpoint: a Hugging Face folder of the same model, for config and tokenizer.",
+    help="For a checkpoint: a Hugging Face folder of the same model, for config and tokenizer.",
 )
-@click.option("--prefix", help="Of a checkpoint: what stands before the names of its model.")
+@click.option("--prefix", help="For a checkpoint: prefix of its weights' names, to strip.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Of a checkpoint: of the weights written; default: as saved.",
+    help="For a checkpoint: format of the weights. Default: as saved.",
 )
 @click.option(
     "--without",
     multiple=True,
     metavar="KEY",
-    help="Leave a key out though it is refused, or an argument of a Megatron checkpoint; * stands "
-    "for anything. May be repeated.",
+    help="Drop a key that is not supported, or an argument of a Megatron checkpoint; * is a "
+    "wildcard. Repeatable.",
 )
-@click.option("--force", "is_forced", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite an existing file.")
 @click.option("--dry-run", is_flag=True, help="Print the recipe; write nothing.")
 @json_option
 def command(
@@ -58,13 +58,14 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Turn configurations of one job into a recipe, each line with where it came from.
+    """Convert the configuration of a job, or a checkpoint, from another tool.
 
     FILE: a torchrun line or sbatch script, DeepSpeed JSON, accelerate YAML, a PyTorchJob or
-    TrainJob, Trainer arguments, torchtitan TOML, SageMaker SMP parameters; several are one job.
-    section.key=value says what no file does, and wins over them.
+    TrainJob, Trainer arguments, torchtitan TOML, SageMaker SMP parameters. Several
+    files describe one job. The recipe says where each value came from. Add section.key=value to
+    set or override values.
 
-    Or a checkpoint, which becomes a Hugging Face folder: a file of torch.save, a folder of FSDP,
+    Or a checkpoint, which becomes a Hugging Face folder: a torch.save file, or a folder of FSDP,
     torch.distributed.checkpoint, DeepSpeed or Megatron.
     """
     from shardyard.config.load import is_override

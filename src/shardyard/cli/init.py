@@ -44,15 +44,15 @@ def _with_answers(command: Any) -> Any:
 @click.command()
 @click.argument("file", default="recipe.yaml", type=LocalPath(path_type=Path, dir_okay=False))
 @_with_answers
-@click.option("--force", "is_forced", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite an existing file.")
 @click.option("--dry-run", is_flag=True, help="Print the recipe; write nothing.")
 @json_option
 def command(
     file: Path, *, is_forced: bool, dry_run: bool, as_json: bool, **answers: str | None
 ) -> None:
-    """Ask what is trained, from what, where and how long, and write it into FILE as a recipe.
+    """Ask for model, data, machines and length, and write them to FILE as a recipe.
 
-    Options answer their questions in advance. Without a terminal, the usual answers are taken.
+    Options answer questions in advance. Without a terminal, defaults answer the rest.
     """
     if file.exists() and not (is_forced or dry_run):
         raise RequestError(exists_already(file))

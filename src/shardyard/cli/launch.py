@@ -47,10 +47,12 @@ class SubmitOptions:
     "--on",
     metavar="LAUNCHER",
     shell_complete=by(launchers),
-    help=f"Where to run: {', '.join(LAUNCHERS)}.  [required]",
+    help=f"Launcher: {', '.join(LAUNCHERS)}.  [required]",
 )
 @launch_options
-@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the job that would be submitted; create nothing."
+)
 @json_option
 @click.pass_context
 def command(
@@ -64,8 +66,7 @@ def command(
 ) -> int:
     """Submit RECIPE (files and section.key=value overrides) to a scheduler.
 
-    The plan, the memory's verdict and the price are shown before; what is submitted is what
-    --dry-run prints.
+    Shows the plan, memory use and price first, and asks. It submits exactly what --dry-run prints.
     """
     asked = SubmitOptions(**terms)
     if on is None:

@@ -22,9 +22,9 @@ from shardyard.launchers.log_markers import parse, rebuild
 
 @click.command()
 @run_argument
-@click.option("--node", type=click.IntRange(min=0), help="Of this node; default: of node 0.")
-@click.option("--all", "is_all", is_flag=True, help="Of all nodes, each line with its node.")
-@click.option("--follow", is_flag=True, help="Until the job is over.")
+@click.option("--node", type=click.IntRange(min=0), help="Node to show. Default: node 0.")
+@click.option("--all", "is_all", is_flag=True, help="Show all nodes, each line with its node.")
+@click.option("--follow", is_flag=True, help="Follow until the job ends.")
 @side_option
 @raw_option
 @runs_dir_option
@@ -40,9 +40,9 @@ def command(
     is_raw: bool,
     runs_dir: Path,
 ) -> None:
-    """Print the output of RUN (a path, an id, or the beginning of one).
+    """Print the output of RUN (path, id or its beginning).
 
-    Control characters in it are shown as text, such as \\x1b.
+    Control characters are shown as text, such as \\x1b.
     """
     if is_all and node is not None:
         raise click.UsageError("--node and --all exclude each other.")

@@ -26,25 +26,25 @@ runs_dir_option = click.option(
     type=LocalPath(path_type=Path, file_okay=False),
     default=Path("runs"),
     show_default=True,
-    help="Folder that holds the runs (run.dir).",
+    help="Parent folder of the runs (run.dir).",
 )
 trust_option = click.option(
     "--trust-folder",
     "trusts_folder",
     is_flag=True,
-    help="Also if others may write into the run's folder, and so decide what is ended or started.",
+    help="Continue although other users can write to the run folder, and so change what runs.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 side_option = click.option(
     "--side",
     "is_side",
     is_flag=True,
-    help="The newest side job (prepare, export, fetch, probe), not the training.",
+    help="Act on the newest side job (prepare, export, fetch, probe), not on the training.",
 )
 
 raw_option = click.option(
-    "--raw", "is_raw", is_flag=True, help="Print control characters as they come."
+    "--raw", "is_raw", is_flag=True, help="Print control characters unescaped."
 )
 
 
@@ -56,24 +56,24 @@ def as_override(max_usd: float | None) -> tuple[str, ...]:
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of the verbs that submit."""
     options = (
-        click.option("--yes", "is_yes", is_flag=True, help="Do not ask."),
+        click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation."),
         click.option(
             "--force",
             "is_forced",
             is_flag=True,
-            help="Also what the plan or the price speaks against.",
+            help="Submit even if the plan says it does not fit or exceeds the price limit.",
         ),
         click.option(
             "--max-usd",
             type=click.FloatRange(min=0, min_open=True),
-            help="The most it may cost: launch.max_usd.",
+            help="Cost limit in dollars: sets launch.max_usd.",
         ),
         click.option(
             "--follow/--detach",
             "is_followed",
             default=False,
             show_default=True,
-            help="Follow the job until its end, or leave it.",
+            help="Follow the job until it ends, or return after submitting.",
         ),
     )
     for option in reversed(options):

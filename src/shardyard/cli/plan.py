@@ -60,37 +60,49 @@ class _AboveZero(click.ParamType[float]):
 @click.command()
 @recipe_argument
 @json_option
-@click.option("--details", is_flag=True, help="Every term and why; ranks, levers, techniques.")
-@click.option("--page", type=LocalPath(path_type=Path, dir_okay=False), help="Write a page here.")
+@click.option(
+    "--details", is_flag=True, help="Show every term with its reason, ranks, levers and techniques."
+)
+@click.option("--page", type=LocalPath(path_type=Path, dir_okay=False), help="HTML page to write.")
 @click.option(
     "--layouts",
     "best",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="Layouts to show; 0: none.",
+    help="Alternative parallel layouts to show. 0: none.",
 )
 @click.option(
     "--calibrate",
     multiple=True,
     type=LocalPath(path_type=Path),
-    help="A measured table, a step profile, ceilings or a run's folder; may be repeated.",
+    help="Measurements: a table, step profile, ceilings or a run folder; repeatable.",
 )
-@click.option("--dry-run-model", is_flag=True, help="Build and step the real model on no device.")
-@click.option("--offers", "wants_offers", is_flag=True, help="Compare all instance types.")
-@click.option("--deadline", type=_Duration(), help="The cheapest offer within it, such as 24h.")
-@click.option("--budget", type=_AboveZero(), help="The fastest offer within it, in dollars.")
+@click.option(
+    "--dry-run-model", is_flag=True, help="Also run a step of the real model without a device."
+)
+@click.option(
+    "--offers", "wants_offers", is_flag=True, help="Compare all instance types by price and speed."
+)
+@click.option(
+    "--deadline",
+    type=_Duration(),
+    help="Choose the cheapest offer that finishes within it, such as 24h.",
+)
+@click.option(
+    "--budget", type=_AboveZero(), help="Choose the fastest offer within this many dollars."
+)
 @click.option(
     "--critical-batch",
     type=_AboveZero(),
-    help="Samples a step at which a loss takes twice the fewest samples: what larger steps cost.",
+    help="Critical batch size in samples, to include the cost of larger batches.",
 )
 @click.option(
     "--prices",
     type=click.Choice(["table", "aws"]),
     default="table",
     show_default=True,
-    help="Those of the dated table, or of today, asked of AWS with your credentials.",
+    help="Prices: from the dated table, or today's from AWS with your credentials.",
 )
 def command(
     recipe: tuple[str, ...],
@@ -109,7 +121,8 @@ def command(
 ) -> None:
     """Predict memory, speed, price and failures of RECIPE (files and section.key=value overrides).
 
-    For the machines of cluster.instance or cluster.file, else for this machine. Needs no data.
+    Plans for cluster.instance or cluster.file, else for this machine. Needs neither data nor
+    accelerators.
     """
     with _progress(is_enabled=dry_run_model and not as_json) as told:
         found = predict(

@@ -27,24 +27,26 @@ from shardyard.units import format_bytes
     "--on",
     metavar="LAUNCHER",
     shell_complete=by(launchers),
-    help="Prepare as a job of this launcher, the model too: " + ", ".join(LAUNCHERS) + ".",
+    help="Prepare data and model as a job of this launcher: " + ", ".join(LAUNCHERS) + ".",
 )
-@click.option("--yes", "is_yes", is_flag=True, help="With --on or --prune: do not ask.")
+@click.option(
+    "--yes", "is_yes", is_flag=True, help="With --on or --prune: do not ask for confirmation."
+)
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Say what would be read and written; with --on print exactly what would be sent.",
+    help="Show what would be read and written; with --on, print the job to submit.",
 )
-@click.option("--verify", is_flag=True, help="Read every prepared file and check its SHA-256.")
+@click.option("--verify", is_flag=True, help="Check the SHA-256 of every prepared file.")
 @click.option(
     "--also",
     type=click.Choice(["h5"]),
-    help="Also write what training sees as BERT's h5 files, for other programs: run.epochs of it.",
+    help="Also write the samples of run.epochs as BERT's h5 files, for other programs.",
 )
 @click.option(
     "--prune",
     is_flag=True,
-    help="Delete the datasets in data.dir that no run found here needs.",
+    help="Delete the datasets in data.dir that no run in run.dir needs.",
 )
 @json_option
 @click.pass_context
@@ -62,7 +64,7 @@ def command(
 ) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 
-    Skips data that is prepared already, and continues where a killed call stopped.
+    Skips data that is prepared already. Repeat an interrupted command to continue.
     """
     if prune:
         if on is not None or verify or also is not None:

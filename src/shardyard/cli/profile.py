@@ -33,16 +33,16 @@ from shardyard.rundir.layout import find_run
     type=click.IntRange(1, MOST_STEPS),
     default=3,
     show_default=True,
-    help="How many steps.",
+    help="Steps to profile.",
 )
 @click.option(
     "--ranks",
     default="auto",
     show_default=True,
-    help="Whose traces: 0-3,8 or all (64 at most); auto: all of up to 8, else 8 spread evenly.",
+    help="Ranks to trace: 0-3,8 or all (at most 64). auto: all of up to 8, else 8 spread evenly.",
 )
-@click.option("--detach", is_flag=True, help="Ask, and do not wait for it.")
-@click.option("--dry-run", is_flag=True, help="Say what would be asked for; ask nothing.")
+@click.option("--detach", is_flag=True, help="Request the profile and return at once.")
+@click.option("--dry-run", is_flag=True, help="Show what would be requested; request nothing.")
 @trust_option
 @runs_dir_option
 @json_option
@@ -59,7 +59,7 @@ def command(
     runs_dir: Path,
     as_json: bool,
 ) -> None:
-    """Profile the next steps of RUN (a path, an id, or the beginning of one), which trains on."""
+    """Profile the next steps of RUN (path, id or its beginning) while it trains."""
     home = locate_run(find_run(run, runs_dir), launchers_in(context))
     wish = ProfileOptions(steps=steps, ranks=ranks)
     check_profilable(home, wish)

@@ -16,11 +16,11 @@ from shardyard.rundir.layout import find_run
 @run_argument
 @runs_dir_option
 @json_option
-@click.option("--send", is_flag=True, help="Send W&B and MLflow what they have not of it.")
+@click.option("--send", is_flag=True, help="Send W&B and MLflow the data that they lack.")
 def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
-    """Write report.html and report.md into the folder of RUN (a path, an id, or its beginning).
+    """Write report.html and report.md to the folder of RUN (path, id or its beginning).
 
-    Reads only that folder; a run that continues or has failed has a report too.
+    Works on running and failed runs too; reads only the run folder.
     """
     found = find_run(run, runs_dir)
     if send:

@@ -43,23 +43,23 @@ from shardyard.rundir.layout import RunDir, find_run
     "--on",
     metavar="LAUNCHER",
     shell_complete=by(launchers),
-    help="Launch it there; default: where it was launched.",
+    help="Launcher. Default: the one that it was launched with.",
 )
 @click.option(
     "--step",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Go back to the checkpoint of step N, as after a loss spike.",
+    help="Roll back to the checkpoint of step N, such as after a loss spike.",
 )
 @click.option(
     "--skip-steps",
     type=click.IntRange(min=1),
     metavar="K",
-    help="With --step: pass over the data of the K steps after N.",
+    help="With --step: skip the data of the K steps after N.",
 )
 @launch_options
 @trust_option
-@click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be continued; start nothing.")
 @json_option
 @click.pass_context
 def command(
@@ -76,11 +76,11 @@ def command(
     trusts_folder: bool,
     **terms: Any,
 ) -> int:
-    """Continue RUN (a path, an id, or the beginning of one): a launched one by a new job.
+    """Continue RUN (path, id or its beginning) from its newest good checkpoint.
 
-    OVERRIDES (section.key=value) may change how it runs - processes, strategy, memory, length -
-    but not what is learnt: model, data, order and optimisation. With --step also optim.lr and
-    optim.grad_clip may change.
+    A launched run gets a new job. OVERRIDES (section.key=value) may change nodes, parallelism,
+    memory and length, but not model, data, their order and the optimizer. With --step, you may
+    also change optim.lr and optim.grad_clip.
     """
     if skip_steps is not None and step is None:
         raise click.UsageError("--skip-steps needs --step N, the step to go back to.")

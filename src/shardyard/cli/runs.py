@@ -31,7 +31,7 @@ from shardyard.units import format_age
     "--on",
     metavar="LAUNCHER",
     shell_complete=by(launcher_names),
-    help="Also ask it for jobs of ours that no run of the folder knows.",
+    help="Also list this launcher's Shardyard jobs without a run folder here.",
 )
 @runs_dir_option
 @json_option
@@ -44,10 +44,9 @@ def command(
     on: str | None,
     as_json: bool,
 ) -> None:
-    """List the runs, the most recently changed last.
+    """List runs, the most recently changed last.
 
-    With --on also jobs whose folder was moved or deleted; OVERRIDES such as
-    launch.kubernetes.context=NAME say where to look.
+    With --on, OVERRIDES such as launch.kubernetes.context=NAME set where to look for jobs.
     """
     launchers = launchers_in(context)
     if on is None and overrides:

@@ -28,7 +28,7 @@ from shardyard.io.terminal import echo
 @click.argument("nodes", type=click.IntRange(min=1))
 @runs_dir_option
 @launch_options
-@click.option("--dry-run", is_flag=True, help="Say or print what would be done; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
 @trust_option
 @json_option
 @click.pass_context
@@ -43,9 +43,9 @@ def command(
     max_usd: float | None,
     **terms: Any,
 ) -> int:
-    """Continue RUN (a path, an id, or the beginning of one) with NODES nodes.
+    """Continue RUN (path, id or its beginning) on NODES nodes.
 
-    If the job has a fixed number of nodes, it is drained, and a new one is submitted.
+    A job with a fixed number of nodes is drained, and a new job is submitted.
     """
     launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
     asked = SubmitOptions(**terms)

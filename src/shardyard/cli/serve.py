@@ -16,12 +16,12 @@ from shardyard.rundir.layout import RUNS_DIR
 @click.command()
 @click.argument("folder", metavar="DIR", type=LocalPath(path_type=Path), default=RUNS_DIR)
 @click.option("--port", type=click.IntRange(0, 65535), default=8347, show_default=True,
-              help="Where to listen; 0: any free one.")  # fmt: skip
-@click.option("--host", default=LOOPBACK[0], show_default=True, help="Where to listen.")
+              help="Port to listen on. 0: any free port.")  # fmt: skip
+@click.option("--host", default=LOOPBACK[0], show_default=True, help="Address to listen on.")
 def command(folder: Path, *, port: int, host: str) -> int:
-    """Show all runs of DIR (runs) in a browser: list, curves that grow, events. Ctrl-C ends it.
+    """Show all runs in DIR (default: runs) in a browser: list, live curves, events.
 
-    Only a cache of the list is written, and the page cannot change a run.
+    Ctrl-C stops it. The page is read-only; the only file written is a cache of the list.
     """
     if not folder.is_dir():
         raise RequestError(

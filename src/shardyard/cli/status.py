@@ -34,7 +34,7 @@ from shardyard.units import format_usd
 def command(
     context: click.Context, run: str, *, runs_dir: Path, is_side: bool, as_json: bool
 ) -> None:
-    """Show the state of RUN (a path, an id, or the beginning of one) and its job."""
+    """Show the state of RUN (path, id or its beginning) and of its job."""
     which: Which = "side" if is_side else "any"
     launched = find_launched(run, runs_dir, launchers_in(context), which=which)
     status = launched.status()

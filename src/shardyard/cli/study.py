@@ -46,38 +46,53 @@ class _Sizes(click.ParamType[tuple[int, ...]]):
 
 @click.command()
 @any_recipe_argument
-@click.option("--nodes", type=_Sizes(), help="Sizes, such as 1,2,4,8; here CPU processes.")
-@click.option("--on", metavar="LAUNCHER", shell_complete=by(launchers), help="Run each size there.")
-@click.option("--predict", "is_predicted", is_flag=True, help="Plan each size; run nothing.")
+@click.option(
+    "--nodes",
+    type=_Sizes(),
+    help="Numbers of nodes, such as 1,2,4,8; without --on, of CPU processes.",
+)
+@click.option(
+    "--on",
+    metavar="LAUNCHER",
+    shell_complete=by(launchers),
+    help="Run each size with this launcher.",
+)
+@click.option("--predict", "is_predicted", is_flag=True, help="Only plan each size; run nothing.")
 @click.option(
     "--hold",
     type=click.Choice(["batch-per-device", "global-batch"]),
-    help="What all sizes share: weak or strong scaling. Default: what the recipe gives.",
+    help="Batch to keep constant: weak or strong scaling. Default: the one the recipe sets.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=10), default=60, show_default=True, help="Of each size."
+    "--steps",
+    type=click.IntRange(min=10),
+    default=60,
+    show_default=True,
+    help="Steps of each size.",
 )
 @click.option(
     "--extrapolate",
     "extrapolated",
     type=_Sizes(),
     default=(),
-    help="Sizes that are not measured: the band that they may be in.",
+    help="Larger sizes to extrapolate to, with an uncertainty band.",
 )
 @click.option(
     "--table",
     "tables",
     multiple=True,
     type=LocalPath(path_type=Path),
-    help="A published table as CSV, in place of a recipe; or beside --predict.",
+    help="Published table as CSV, instead of a recipe or to compare with --predict; repeatable.",
 )
 @click.option(
     "--max-usd",
     type=click.FloatRange(min=0, min_open=True),
-    help="The most that all sizes may cost in sum.",
+    help="Cost limit in dollars for all sizes together.",
 )
-@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the jobs that would be submitted; create nothing."
+)
 @runs_dir_option
 @json_option
 @click.pass_context
@@ -98,11 +113,10 @@ def command(
     runs_dir: Path,
     as_json: bool,
 ) -> int:
-    """Study how RECIPE scales: the same recipe on several numbers of nodes.
+    """Measure how RECIPE scales: the same recipe on several numbers of nodes.
 
-    Each size is planned and run, one after the other; with --predict it is only planned. A repeated
-    call continues, and does not run finished sizes again. The answer is a folder below run.dir with
-    table.md, table.csv, table.json and study.html.
+    Plans and runs each size in turn. Repeat an interrupted command to continue; finished sizes do
+    not run again. Writes table.md, table.csv, table.json and study.html to a folder below run.dir.
     """
     _check_option_conflicts(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)
     is_placed = context.get_parameter_source("runs_dir") != ParameterSource.DEFAULT

@@ -28,8 +28,8 @@ from shardyard.rundir.layout import RunDir, find_run
 @run_argument
 @runs_dir_option
 @click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
-@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
-@click.option("--force", "is_forced", is_flag=True, help="Also while the job is not over.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--force", "is_forced", is_flag=True, help="Also remove a job that has not ended.")
 @trust_option
 @json_option
 @click.pass_context
@@ -44,7 +44,9 @@ def command(
     trusts_folder: bool,
     as_json: bool,
 ) -> int:
-    """Remove what RUN (a path, an id, or the beginning of one) has elsewhere. Safe to repeat."""
+    """Remove everything that launching RUN (path, id or its beginning) created.
+
+    The run folder here stays. Safe to repeat."""
     run_dir, launchers = find_run(run, runs_dir), launchers_in(context)
     if dry_run:
         remains = preview_teardown(run_dir, launchers=launchers, trusts_folder=trusts_folder)

@@ -48,7 +48,7 @@ _NODE_HEADS = ("node", "ranks", *_NUMBERS, "")
     type=click.FloatRange(min=0.2),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks, on a terminal.",
+    help="Seconds between updates on a terminal.",
 )
 @runs_dir_option
 @json_option
@@ -56,10 +56,10 @@ _NODE_HEADS = ("node", "ranks", *_NUMBERS, "")
 def command(
     context: click.Context, run: str, *, every_s: float, runs_dir: Path, as_json: bool
 ) -> int:
-    """Show the state of RUN (a path, an id, or the beginning of one), with its nodes and ranks.
+    """Show RUN (path, id or its beginning) live, with its nodes and ranks.
 
-    On a terminal, it repeats until the run is over or Ctrl-C, which does not end the run. In a
-    pipe, it prints plain text once.
+    On a terminal, it updates until the run ends or you press Ctrl-C, which does not end the run.
+    In a pipe, it prints plain text once.
     """
     run_dir = find_run(run, runs_dir)
     launched, ledger = None, Ledger(run_dir.ledger)

@@ -14,7 +14,9 @@ from shardyard.io.terminal import echo
 
 @click.command()
 @recipe_argument
-@click.option("--dry-run", is_flag=True, help="Prepare the data, print the plan, start nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Prepare the data and print the plan; start no training."
+)
 @json_option
 def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""

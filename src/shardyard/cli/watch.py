@@ -23,7 +23,9 @@ from shardyard.rundir.state import resume_words
 
 @click.command()
 @run_argument
-@click.option("--all", "is_all", is_flag=True, help="Output of all nodes, each line with its node.")
+@click.option(
+    "--all", "is_all", is_flag=True, help="Show the output of all nodes, each line with its node."
+)
 @side_option
 @raw_option
 @runs_dir_option
@@ -37,9 +39,9 @@ def command(
     is_raw: bool,
     runs_dir: Path,
 ) -> int:
-    """Follow RUN (a path, an id, or the beginning of one) until its job is over.
+    """Follow RUN (path, id or its beginning) until its job ends.
 
-    Ctrl-C ends the watching, not the job. Control characters are shown as text, such as \\x1b.
+    Ctrl-C stops following, not the job. Control characters are shown as text, such as \\x1b.
     """
     which: Which = "side" if is_side else "any"
     launched = find_launched(run, runs_dir, launchers_in(context), which=which)

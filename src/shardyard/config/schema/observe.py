@@ -14,24 +14,22 @@ class Wandb(Section):
     """Weights & Biases."""
 
     project: Annotated[str, Field(min_length=1, max_length=128, description="text")] | None = None
-    """W&B project that shows the run; needs shardyard[wandb]. null: no data is sent."""
+    """W&B project to log to; needs shardyard[wandb]. null: off."""
     entity: str | None = None
-    """User or team whose project it is; null: the default one of the key."""
+    """W&B user or team. null: the default of your key."""
     url: Annotated[str, Field(pattern=_URL, description=_URL_WORDS)] | None = None
-    """Address of a W&B server of your own; null: W&B's cloud, or WANDB_BASE_URL."""
+    """Address of your own W&B server. null: W&B's cloud, or WANDB_BASE_URL."""
 
 
 class Mlflow(Section):
     """MLflow."""
 
     url: Annotated[str, Field(pattern=_URL, description=_URL_WORDS)] | None = None
-    """Address of the MLflow tracking server that shows the run; needs shardyard[mlflow]. null:
-    no data is sent.
-    """
+    """Address of the MLflow tracking server to log to; needs shardyard[mlflow]. null: off."""
     experiment: Annotated[str, Field(min_length=1, max_length=500, description="text")] | None = (
         None
     )
-    """Experiment that the run is in, made where it is missing; null: the server's default one."""
+    """MLflow experiment, created if missing. null: the server's default."""
 
 
 # A profile that the recipe asks for: ``observe.profile``; its meaning: ``observe.py``.
@@ -43,14 +41,14 @@ holds them.
 
 
 class Profile(Section):
-    """A profile that is taken without being asked for."""
+    """Profile that a run takes by itself."""
 
     at_step: Annotated[int, Field(ge=1)] | None = None
-    """Profile from this step on, as `shardyard profile` does; null: not unless somebody asks."""
+    """Step at which to start a profile, as `shardyard profile` does. null: only on request."""
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 3
-    """With observe.profile.at_step: how many steps."""
+    """Steps to profile, with observe.profile.at_step."""
     ranks: str = "auto"
-    """With observe.profile.at_step: whose traces, as 0-3,8 or all, 64 at most; auto: all of up to
+    """Ranks to profile, with observe.profile.at_step: 0-3,8 or all, at most 64. auto: all of up to
     8, else 8 spread evenly."""
 
 
@@ -60,33 +58,34 @@ When = Literal["failed", "stalled", "target", "cost", "device_problem"]
 
 
 class Alert(Section):
-    """One address, and the events that it receives."""
+    """Address that gets alerts, and their events."""
 
     when: Annotated[tuple[When, ...], Field(min_length=1, strict=False)]
-    """failed: an attempt ended with an error; stalled: no step for long (launched runs); target:
-    run.target is reached; cost: above_usd is; device_problem: a device or its bits are wrong."""
+    """Events. failed: an attempt ended with an error; stalled: no step for long (launched runs);
+    target: run.target reached; cost: above_usd exceeded; device_problem: a device fails or computes
+    wrong bits."""
     webhook: str
-    """Name in `secrets` of the address that takes a POST of JSON; an address is a secret."""
+    """Name in `secrets` of the address that receives a POST of JSON."""
     above_usd: Annotated[float, Field(gt=0)] | None = None
-    """For cost: dollars of the whole run."""
+    """Dollars of the whole run, for cost."""
 
 
 class Observe(Section):
-    """Output shown and written while training."""
+    """Logs, metrics, profiles and alerts."""
 
     log_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between lines in a log that is no terminal."""
+    """Steps between log lines, where the output is not a terminal."""
     sample_ids: bool = False
-    """Write into each rank's log which samples it reads at each step, to audit data and order."""
+    """Log the ids of each rank's samples at each step, to audit data and order."""
     tensorboard: bool = False
-    """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
+    """Write TensorBoard files to the run folder; needs shardyard[tensorboard]."""
     wandb: Wandb = Wandb()
-    """Also send the run to Weights & Biases; see docs/exporters.md."""
+    """Log to Weights & Biases; see docs/exporters.md."""
     mlflow: Mlflow = Mlflow()
-    """Also send the run to an MLflow tracking server; see docs/exporters.md."""
+    """Log to an MLflow tracking server; see docs/exporters.md."""
     telemetry_every_s: Annotated[float, Field(ge=0.5, le=3600)] | None = 5.0
-    """Seconds between the lines of telemetry/node-<k>.jsonl: each node's devices, processors and
-    ranks; null: none are written."""
+    """Seconds between records of devices, processors and ranks in telemetry/node-<k>.jsonl. null:
+    off."""
     prometheus: (
         Annotated[int, Field(ge=0, le=65535)]
         | Annotated[
@@ -95,12 +94,11 @@ class Observe(Section):
         ]
         | None
     ) = None
-    """Port at which each node's agent offers metrics to Prometheus, on loopback (in a pod: its own
-    address); 0: any free one; host:port: there. Needs shardyard[prometheus]."""
+    """Port of each node's Prometheus endpoint, on loopback (in a pod: its own address). 0: any free
+    port; host:port: that address. Needs shardyard[prometheus]."""
     alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
-    """Addresses that get an alert when a run fails, stalls, reaches its target, costs more than
-    a sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets.
-    """
+    """Webhooks for failed or stalled runs, reached targets, cost and device problems: `[{when:
+    [failed], webhook: NAME}]`, NAME in secrets."""
     profile: Profile = Profile()
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
+    """Peak TFLOP/s of one device for MFU, if the catalogue does not know the device."""

@@ -42,197 +42,185 @@ class RunSettings(Section):
     """Name, place and length of the run."""
 
     name: Annotated[str, Field(pattern=NAME, description=NAME_WORDS)] | Auto = "auto"
-    """First part of the run id; auto: the recipe's file name."""
+    """First part of the run id. auto: the recipe's file name."""
     id: Annotated[str, Field(pattern=_ID, description=_ID_WORDS)] | None = None
-    """The run id itself, instead of <name>-<date>-<time>-<4 hex>."""
+    """Run id. null: <name>-<date>-<time>-<4 hex>."""
     dir: str = "runs"
-    """Folder that holds the folders of all runs."""
+    """Parent folder of all run folders."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of weights, data order and dropout."""
+    """Random seed for weights, data order and dropout."""
     steps: Annotated[Count, Field(ge=1)] | None = None
     """Length in optimizer steps, such as 5000 or 300k."""
     tokens: Annotated[Count, Field(ge=1)] | None = None
-    """Length in tokens read, such as 10B; rounded up to whole steps."""
+    """Length in tokens, such as 10B, rounded up to whole steps."""
     samples: Annotated[Count, Field(ge=1)] | None = None
-    """Length in samples read, such as 1.2M; rounded up to whole steps."""
+    """Length in samples, such as 1.2M, rounded up to whole steps."""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Length in passes over the data; rounded up to whole steps. Without any length: one epoch."""
+    """Length in epochs, rounded up to whole steps; 1 if you set no length at all."""
     target: Annotated[dict[str, PositiveNumber], Field(min_length=1)] | None = None
-    """Stop early once an evaluation reaches this: {metric: value}, all of them if there are
-    several; the metrics of a task are in docs/verbs/train.md.
-    """
+    """Stop early once validation reaches {metric: value}; several must all be reached. Metrics:
+    docs/verbs/train.md."""
 
 
 class Lora(Section):
-    """Adapters next to matrices that are not trained (LoRA)."""
+    """LoRA: train small adapters next to frozen matrices."""
 
     rank: Annotated[int, Field(ge=1)] | None = None
-    """Rank of the adapters, which are then the only trained part; null: no adapters."""
+    """LoRA rank; only the adapters are trained. null: no LoRA."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
-    """Scale of an adapter: its output is multiplied by alpha / rank."""
+    """LoRA scaling: the adapter's output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's input that is dropped."""
+    """Dropout on the adapter's input."""
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Matrices that have one, named as in model.frozen or as `q_proj`; []: of blocks all dense."""
+    """Matrices that get an adapter, as in model.frozen or such as `q_proj`. []: all linear layers
+    of the blocks."""
     rslora: bool = False
-    """Multiply by alpha / sqrt(rank) instead (arXiv:2312.03732)."""
+    """Scale by alpha / sqrt(rank) instead (rsLoRA, arXiv:2312.03732)."""
 
 
 class Model(Section):
-    """Model to train: a preset, a path, a hub repository or a module."""
+    """Model to train: a preset, a local folder, a hub repository or your own module."""
 
     preset: str | None = None
-    """Named shape (`shardyard config --presets`); with path or hub: the shape of the model
-    there.
+    """Named model shape (`shardyard config --presets`). With path or hub: the shape of that model.
     """
     path: str | None = None
-    """A Hugging Face folder that the run sees: config.json, and weights if they are loaded."""
+    """Hugging Face model folder: config.json, and weights if they are loaded."""
     hub: str | None = None
-    """A repository on the Hugging Face hub, owner/name."""
+    """Hugging Face hub repository, owner/name."""
     revision: str | None = None
-    """Branch, tag or commit of model.hub; null: the default branch. A resume keeps the commit."""
-    dir: str | None = None
-    """Folder for files from the hub, one folder a commit; null: `models` next to the runs on
-    launched nodes, the Hugging Face cache elsewhere.
+    """Branch, tag or commit of model.hub. null: the default branch. A resumed run keeps its commit.
     """
+    dir: str | None = None
+    """Download folder for hub models. null: `models` next to the runs on launched nodes, else the
+    Hugging Face cache."""
     config: str | Annotated[dict[str, Any], Field(description="its content")] | None = None
-    """A config.json on this machine, which says the shape of a path or hub repository instead."""
+    """A config.json on this machine that replaces the one of model.path or model.hub."""
     module: str | None = None
-    """Your own model as package.module:function (docs/own-module.md); only on data axes."""
+    """Your own model as package.module:function (docs/own-module.md); data parallelism only."""
     blocks: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Lists of modules, or modules, of module that are sharded and activation-checkpointed one
-    by one.
+    """Modules of model.module, or lists of them, to shard and checkpoint activations of one by one.
     """
     frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Modules or parameters that are not trained, by name; `*` matches one step of it."""
+    """Modules or parameters to freeze, by name; `*` matches one part of a dotted name."""
     lora: Lora = Lora()
     """Adapters that are trained instead of the model."""
     weights: Literal["auto", "random", "load"] = "auto"
-    """Origin of the weights; auto: random for a preset, loaded for path and hub."""
+    """Initial weights. auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Dropout after the embedding and each block's attention and MLP, of images before the head;
-    auto: config.json's, or 0."""
+    """Dropout after the embedding, attention and MLP; for images before the head. auto:
+    config.json's, or 0."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Stochastic depth for images (arXiv:1603.09382): block l of L, from 0, drops its branch for
-    a share of drop_path x l / L of the samples; auto: config.json's, or 0.
-    """
+    """Stochastic depth for images (arXiv:1603.09382): block l of L (from 0) is skipped for a share
+    drop_path x l / L of samples. auto: config.json's, or 0."""
     batch_norm: Literal["micro_batch", "step"] = "micro_batch"
-    """Samples that batch normalisation covers, for images; step: all samples of a step, on any
-    number of ranks (synchronised), each of which computes its own in one micro-batch.
-    """
+    """Samples that batch normalisation uses, for images: those of a micro-batch, or of the whole
+    step over all ranks (synchronised batch norm, one micro-batch a rank)."""
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
-    """Share of a step in running statistics, for images; auto: 0.1, and 1 - 0.99 for
-    EfficientNet, whose config.json has TensorFlow's meaning (transformers passes 0.99 itself
-    to torch).
-    """
+    """Weight of each step in batch norm's running statistics. auto: 0.1; 0.01 for EfficientNet,
+    whose config.json has TensorFlow's 0.99."""
     zero_last_norm: bool = False
-    """Start the last norm of each residual branch at zero, for images (arXiv:1706.02677)."""
+    """Initialise the last norm of each residual branch to zero, for images (arXiv:1706.02677)."""
     router_aux_loss: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
+    """Weight of the MoE load-balancing loss, for each block and sample (arXiv:2101.03961)."""
     router_z_loss: Annotated[float, Field(ge=0)] = 0.001
-    """Weight of a mixture's squared router log-sum-exp, for each block (arXiv:2202.08906)."""
+    """Weight of the MoE router z-loss, for each block (arXiv:2202.08906)."""
     attention: Literal["sdpa", "cudnn", "flash", "fa3"] | Auto = "auto"
-    """Attention kernel. sdpa: torch's choice; cudnn, flash or fa3: only cuDNN's, flash
-    attention's or that of FlashAttention 3 (a package of its own). On CUDA, flash and fa3 get
-    the starts of documents, with no mask. Event model_ready logs what ran. auto: flash where
-    that saves a mask, else sdpa.
+    """Attention kernel: sdpa (torch chooses), cudnn, flash, or fa3 (FlashAttention 3, a package of
+    its own). auto: flash where it avoids a mask, else sdpa. Event model_ready logs the kernel used.
     """
     compile: bool | Auto = False
-    """Compile each block with torch.compile (slower first step, faster ones on an accelerator).
-    auto: on an accelerator, where a block is one graph that serves for all blocks."""
+    """Compile each block with torch.compile: a slower first step, then faster ones on accelerators.
+    auto: on an accelerator if one graph serves all blocks."""
 
 
 class TaskSettings(OpenSection):
-    """Training objective and its evaluation."""
+    """Training objective and validation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """Training objective: the next token, masked tokens, both masked tokens and pairs of texts
-    (BERT), or a task from an installed package.
-    """
+    """Training objective: next token, masked tokens, BERT pretraining (masked tokens and sentence
+    pairs), image classes, or a task from an installed package."""
     eval_every_steps: Annotated[Count, Field(ge=1)] | None = None
-    """Evaluate on the held-out split every so many steps; always evaluated at the end."""
+    """Steps between validations. The run always validates at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
-    """Evaluate every so many passes over the data, instead of every so many steps."""
+    """Epochs between validations, instead of task.eval_every_steps."""
     prompt: str = "def "
-    """Start of the text generated at the end of the run; on dialogues, what a user asks then."""
+    """Prompt for the text generated at the end of the run; for chat data, the user's message."""
     generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Tokens generated from the prompt at the end of the run; 0: none."""
+    """Tokens to generate from the prompt at the end of the run. 0: none."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Temperature of the generated text; 0: each token is the likeliest (greedy)."""
+    """Sampling temperature of the generated text. 0: greedy."""
     label_smoothing: Averaging = 0.0
-    """Share of each image's label that is spread over all classes, to learn from and not to judge
-    by."""
+    """Share of each image's label spread over all classes, in training only."""
 
 
 class Optim(Section):
     """Optimizer, schedule and batch."""
 
     name: OptimizerName = "adamw"
-    """Optimizer of the run. A setting that it does not read is rejected."""
+    """Optimizer. Settings that it does not use are rejected."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Peak learning rate; auto: by model size and whether weights are loaded."""
+    """Peak learning rate. auto: by model size and whether weights are loaded."""
     betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)
-    """Averaging factors of gradient and squared gradient."""
+    """Betas: decay rates of the averages of gradient and squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Term against division by zero."""
+    """Epsilon in the denominator."""
     weight_decay: Annotated[float, Field(ge=0)] | Auto = "auto"
-    """Weight decay, on matrices only (not on norms and biases): decoupled, but of lars coupled."""
+    """Weight decay of matrices, not of norms and biases: decoupled, except for lars."""
     decay_vectors: bool = False
-    """Norms and biases decay too, as by an optimizer that is given all parameters alike."""
+    """Also apply weight decay to norms and biases."""
     momentum: Averaging = 0.0
-    """Averaging factor of the gradient."""
+    """Momentum."""
     nesterov: bool = False
-    """Step along the gradient as the momentum will have moved it (Nesterov)."""
+    """Use Nesterov momentum."""
     trust_coefficient: PositiveNumber = 0.001
-    """Trust coefficient of lars: a matrix moves by lr times this share of its norm
-    (arXiv:1708.03888).
-    """
+    """Trust coefficient of LARS: a matrix moves by lr times this share of its norm
+    (arXiv:1708.03888)."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Average the weights over steps, each keeping this share at the most; evaluations and exports
-    take the averages (EMA). null: they take the weights."""
+    """Decay of an exponential moving average (EMA) of the weights, which validation and exports
+    then use. null: no EMA."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
+    """Largest global gradient norm. null: no gradient clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
-    """Learning-rate decay after warm-up; poly: a power of the remaining share; step: at
-    milestones.
-    """
+    """Learning-rate decay after warm-up. poly: a power of the remaining share; step: at
+    optim.milestones."""
     milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
-    """Epochs at which the learning rate falls, for schedule step."""
+    """Epochs at which schedule step lowers the learning rate."""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Factor of the learning rate at each milestone, for schedule step."""
+    """Learning-rate factor at each milestone."""
     poly_power: PositiveNumber = 0.5
-    """Power of schedule poly; a half is what LAMB's BERT is trained with, 1 is linear."""
+    """Power of schedule poly. 0.5: as LAMB trains BERT; 1: linear."""
     warmup_steps: Annotated[Count, Field(ge=0)] | Auto = "auto"
-    """Steps of linear warm-up; auto: 2,000 or a tenth of the run, whichever is less."""
+    """Steps of linear warm-up. auto: 2,000 or a tenth of the run, whichever is less."""
     warmup_share: Fraction | None = None
-    """Warm-up as a share of the run, instead of optim.warmup_steps; LAMB's BERT takes 0.2843."""
+    """Warm-up as a share of the run, instead of optim.warmup_steps. LAMB's BERT: 0.2843."""
     warmup_epochs: Annotated[float, Field(ge=0)] | None = None
-    """Warm-up in passes over the data, instead of optim.warmup_steps."""
+    """Warm-up in epochs, instead of optim.warmup_steps."""
     decay_steps: Annotated[Count, Field(ge=1)] | Auto = "auto"
-    """Step at which the decay ends; auto: the length of the run at its first attempt."""
+    """Step at which the decay ends. auto: the run's length at its first attempt."""
     schedule_from: Annotated[int, Field(ge=-1, le=1)] = 1
-    """The schedule's number of the first step; Trainer has 0, schedulers of DeepSpeed have -1."""
+    """Number of the first step in the schedule: 0 as in Trainer, -1 as in DeepSpeed."""
     min_lr_ratio: Fraction = 0.1
-    """Learning rate at the end of the decay, as a share of the peak."""
+    """Final learning rate as a share of the peak."""
     global_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Samples in one optimizer step, over all ranks; auto: by model size."""
+    """Samples per optimizer step over all ranks. auto: by model size."""
     batch_per_device: Annotated[int, Field(ge=1)] | None = None
-    """Samples of each device in a step, instead of optim.global_batch: it follows the devices."""
+    """Samples per device and step, instead of optim.global_batch; the batch then scales with the
+    devices."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Learning-rate scaling with the batch of batch_per_device: by its ratio, or its square
-    root.
+    """Scale the learning rate with the batch of batch_per_device: linearly or by the square root.
     """
     lr_batch: Annotated[int, Field(ge=1)] | None = None
-    """With lr_scaling: samples a step that optim.lr is for; null: those the run began with."""
+    """Batch size that optim.lr is for, with lr_scaling. null: the batch at the start of the run."""
     micro_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Samples in one forward and backward pass of one rank; auto: the largest that the plan says
-    fits the accelerator; on CPUs, and where nodes may come and go, 1, or more for small models."""
+    """Samples per forward and backward pass of a rank. auto: the largest that fits by the plan; 1,
+    or more for small models, on CPUs and in elastic runs."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps in a row that may be skipped because loss or gradient is not finite."""
+    """Steps in a row that may be skipped because the loss or gradient is NaN or infinite."""
 
 
 class Parallel(Section):
-    """Split of model and batch over devices: the degrees of the mesh axes."""
+    """Parallelism: how model and batch are split over devices."""
 
     strategy: (
         Literal[
@@ -246,51 +234,54 @@ class Parallel(Section):
         ]
         | None
     ) = None
-    """A preset for zero, dp_shard and dp_replicate by its usual name; null: the three settings."""
+    """Preset for zero, dp_shard and dp_replicate by its usual name. null: those three settings."""
     zero: Literal[1, 2, 3] | Auto = "auto"
-    """State split by dp_shard: 1 optimizer state; 2 also gradients; 3 also parameters. auto: 3."""
+    """State split over dp_shard. 1: optimizer state; 2: also gradients; 3: also parameters. auto:
+    3."""
     dp_replicate: Degree | Auto = "auto"
-    """Groups that each hold a full copy; auto: what the other axes leave."""
+    """Full copies of the model. auto: what the other axes leave."""
     dp_shard: Degree | Auto = "auto"
-    """Ranks that split one copy; auto: all ranks, or the devices of a node for HYBRID_SHARD."""
+    """Ranks that share one copy. auto: all; the devices of a node for HYBRID_SHARD."""
     cp: Degree = 1
-    """Ranks that split each sample by its tokens (context parallelism)."""
+    """Context parallelism: ranks that split the tokens of each sample."""
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
-    """Data that cp ranks exchange for attention: all keys and values, or tokens against heads."""
+    """Data that cp ranks exchange: keys_values (all-gather), or heads (all-to-all of tokens for
+    heads)."""
     tp: Degree = 1
-    """Ranks that split each matrix, and between them the tokens (tensor parallelism)."""
+    """Tensor parallelism: ranks that split each matrix, and the tokens between matrices."""
     pp: Degree = 1
-    """Ranks that each hold some of the blocks and hand micro-batches on (pipeline parallelism)."""
+    """Pipeline parallelism: ranks that each hold some of the blocks."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
-    """Order in which a pipeline takes forward and backward passes of its micro-batches."""
+    """Pipeline schedule: order of forward and backward passes of the micro-batches."""
     virtual_stages: Degree = 1
-    """Stages of one pipeline rank: 2 or more for interleaved, 2 for zb-v, any for zero-bubble."""
+    """Stages per pipeline rank: 2 or more for interleaved, 2 for zb-v, any for zero-bubble."""
     ep: Degree = 1
-    """Ranks over which experts are dealt, taken from dp_shard x cp; above 1 needs torch 2.12."""
+    """Expert parallelism: ranks that split the experts, taken from dp_shard x cp. Above 1 needs
+    torch 2.12."""
     prefetch: Annotated[int, Field(ge=0)] = 1
-    """Blocks whose parameters are gathered ahead of the one that computes."""
+    """Blocks whose parameters are gathered in advance."""
 
 
 class Precision(Section):
-    """Number formats; master weights are always fp32, and each update is computed in fp32."""
+    """Number formats. Master weights and updates are always fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16, fp16 where there is none (V100, T4), fp32 on a CPU."""
+    """Format of matrix products. auto: bf16; fp16 on GPUs without bf16 (V100, T4); fp32 on CPUs."""
     loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0)] = "dynamic"
-    """With compute=fp16: a fixed factor of gradients, or as torch's GradScaler moves one."""
+    """Loss scale for fp16: a fixed factor, or dynamic as in torch's GradScaler."""
     fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
-    """With compute=fp8: one scale for a whole tensor (fastest), or one for each row (closer)."""
+    """fp8 scaling: one scale per tensor (fastest) or per row (more accurate)."""
     reduce: Literal["fp32", "bf16", "exact"] = "fp32"
-    """Format in which gradients are summed over ranks; exact: 64-bit integers, so that any number
-    of ranks makes the same weights, bit for bit."""
+    """Format for summing gradients over ranks. exact: 64-bit integers, so that any number of ranks
+    gives the same weights, bit for bit."""
     output: Literal["fp32", "bf16"] | Auto = "auto"
-    """Format of what the model returns; auto: the compute format."""
+    """Format of the model's output. auto: the compute format."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
-    """Format in which the optimizer's averages are held between steps; bf16 halves them."""
+    """Storage format of the optimizer's averages; bf16 halves their memory."""
 
 
 class Memory(Section):
-    """Memory against time."""
+    """Memory savings that cost time."""
 
     recompute: (
         Literal["none", "full", "selective"]
@@ -298,31 +289,30 @@ class Memory(Section):
         | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
         | Auto
     ) = "none"
-    """Activations to recompute: none, full, selective, every n-th block (n), or named modules.
-    auto: the first of none (not in fp8), selective, 4, 3, 2 and full that fits as planned."""
+    """Activation checkpointing: none, full, selective, every n-th block (n), or named modules.
+    auto: the first of none (not in fp8), selective, 4, 3, 2 and full that fits by the plan."""
     loss_chunk: Literal["none"] | Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Tokens whose logits exist at once: the head and its loss are computed in chunks of so many,
-    exactly; none: all at once; auto: 2048 where that saves 1 GiB or more."""
+    """Tokens per chunk of output head and loss, which gives the same result with less memory. none:
+    all at once; auto: 2048 where that saves 1 GiB or more."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
-    """State in host memory: activations until the backward pass, the optimizer's averages until
-    the update, or params: these, the gradients, and the weights until they are gathered.
-    """
+    """Offload to host memory: activations until the backward pass; the optimizer's averages; or
+    params, which also offloads gradients and weights."""
     offload_depth: Annotated[int, Field(ge=0)] = 1
-    """Blocks whose activations come back from the host ahead of the block that needs them."""
+    """Blocks whose offloaded activations are fetched in advance."""
 
 
 class Checkpoint(Section):
-    """When state is saved and what is kept."""
+    """When checkpoints are saved and which are kept."""
 
     every: Annotated[int, Field(ge=1)] | Auto | WhenElastic = "elastic"
-    """Steps between checkpoints; one is always written at the end and on a drain. auto: by time, as
-    far apart as loses the least, by what a save takes and by the failures so far. elastic: auto
-    where elastic.min_nodes < elastic.max_nodes, else 500."""
+    """Steps between checkpoints; the end and a drain always save one. auto: the least expected loss
+    of time, from save time and failures so far. elastic: auto where elastic.min_nodes <
+    elastic.max_nodes, else 500."""
     keep_last: Annotated[int, Field(ge=1)] = 2
-    """Newest checkpoints kept."""
+    """Newest checkpoints to keep."""
     keep_best: bool = True
-    """Keep the checkpoint with the best evaluation too, by the first metric of run.target, or by
-    loss where there is no target."""
+    """Also keep the checkpoint with the best validation result, by the first metric of run.target,
+    else by loss."""
 
 
 LeaveOutFor = Literal[
@@ -333,82 +323,78 @@ LeaveOutFor = Literal[
 
 
 class Elastic(Section):
-    """Behaviour when processes die or nodes come and go."""
+    """Fault tolerance and elasticity: what happens when processes fail or nodes come and go."""
 
     min_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Fewest nodes that the run continues with, also without one on which three losses in a row
-    began; auto: cluster.nodes.
-    """
+    """Fewest nodes to continue with, also after a node is excluded for three failures in a row.
+    auto: cluster.nodes."""
     max_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Most nodes the run uses; auto: cluster.nodes."""
+    """Most nodes to use. auto: cluster.nodes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts after a lost process within an hour; the same failure twice ends a run before."""
+    """Restarts allowed per hour after lost processes. The same failure twice ends the run earlier.
+    """
     snapshot_every: Annotated[int, Field(ge=1)] | Auto | WhenElastic | None = "elastic"
-    """Steps between copies of the state in host memory, from which a run continues when a
-    process dies; they need room for three. auto: as far apart as loses the least time, by
-    what a copy takes and by the failures so far. null: none, it continues from the newest
-    checkpoint. elastic: auto where elastic.min_nodes < elastic.max_nodes and host memory has
-    room, else null.
-    """
+    """Steps between snapshots in host memory (room for three), from which a run continues after a
+    lost process. auto: the least expected loss of time. null: none. elastic: auto where
+    elastic.min_nodes < elastic.max_nodes and host memory has room, else null."""
     snapshot_neighbour: bool | Auto = "auto"
-    """Have the next node keep a second copy of each snapshot, which outlives the loss of a node;
-    needs room for two more. auto: with elastic.snapshot_every, on more than one node."""
+    """Also keep each snapshot on the next node, to survive the loss of a node; needs room for two
+    more. auto: with elastic.snapshot_every on several nodes."""
     parked: bool | Auto = "auto"
-    """Keep a ready process for each device of a node, which takes over at a loss; costs memory.
-    auto: with model.compile."""
+    """Keep a standby worker per device, which replaces a lost one at once; costs memory. auto: with
+    model.compile."""
     check_bits_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between checks that all ranks compute the same bits of one micro-batch; null: never."""
+    """Steps between checks that all ranks compute the same bits of one micro-batch. null: never."""
     leave_out_for: Annotated[tuple[LeaveOutFor, ...], Field(strict=False)] = ()
-    """Verdicts after which the other nodes continue without the node, while elastic.min_nodes
-    are left and one an hour at most: those of telemetry, and on CPUs slow_rank; see
-    docs/telemetry.md.
-    """
+    """Verdicts after which a node is excluded, at most one an hour and while elastic.min_nodes
+    remain; see docs/telemetry.md. slow_rank also works on CPUs."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
+    """Seconds a drain (SIGTERM, Ctrl-C) may take before processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds a rank waits for the others before it gives up."""
+    """Seconds a rank waits for others in a collective before it fails."""
     restart_timeout_s: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Seconds a node waits for the others at a start or restart; auto: collective_timeout_s and
+    """Seconds a node waits for the others at a start or restart. auto: collective_timeout_s plus
     five minutes."""
     hang_steps: Annotated[float, Field(ge=3)] | None = 8.0
-    """Usual steps in which no rank moves before the run hangs; null: hangs are not looked for."""
+    """Step times without progress on any rank that count as a hang. null: no hang detection."""
     hang_min_s: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Least seconds for that; auto: 3.5, at most half of elastic.collective_timeout_s."""
+    """Least seconds before a hang is reported. auto: 3.5, at most half of
+    elastic.collective_timeout_s."""
     hang_slow_s: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Seconds where no step is usual (start, save, storage); auto: 0.8 of collective_timeout_s."""
+    """Seconds before a hang is reported outside steps (start, save, storage). auto: 0.8 of
+    collective_timeout_s."""
     start_wait_s: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
+    """Seconds to wait at the start for all of cluster.nodes; then min_nodes are enough."""
     join_interval_s: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds between two restarts at least that take in nodes which came while a run trained."""
+    """Least seconds between restarts that take in new nodes."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15
-    """Seconds without a sign of life of a node after which it is gone, by each node's own clock."""
+    """Seconds without a heartbeat after which a node counts as lost, by each node's own clock."""
     rendezvous: str = "tcp"
-    """Rendezvous of agents: tcp (a port of node 0), or etcd://HOST:2379[,...]; with TLS
-    etcds://...
+    """Rendezvous of nodes: tcp (a port of node 0), or etcd://HOST:2379[,...]; with TLS: etcds://...
     """
 
 
 class Cluster(Section):
-    """The machines."""
+    """Machines to train on."""
 
     nodes: Annotated[int, Field(ge=1)] = 1
-    """Machines."""
+    """Number of nodes."""
     instance: str | None = None
-    """An EC2 instance type; it says which accelerators and how many. null: this machine."""
+    """EC2 instance type, which sets accelerators and their number. null: this machine."""
     file: str | None = None
-    """A YAML file that describes a node of your own cluster, instead of instance."""
+    """YAML file that describes a node of your own cluster, instead of instance."""
     devices: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Accelerators, or CPU processes, per node; auto: all that the machine or cluster has."""
+    """Accelerators, or CPU processes, per node. auto: all."""
     device: Annotated[str, Field(pattern=r"^[a-z_]+$", description=_DEVICE_WORDS)] | Auto = "auto"
-    """Kind of device; auto: the cluster's, or this machine's accelerator. xla: not trained yet."""
+    """Device type. auto: the cluster's, or this machine's accelerator. xla: plans only, no training
+    yet."""
     capacity: Annotated[str, Field(pattern=_CAPACITY, description=_CAPACITY_WORDS)] | None = None
-    """Purchase option of a launch's instances; null: the option of the scheduler's own nodes."""
+    """Purchase option for a launch. null: that of the scheduler's own nodes."""
     block_ends: str | None = None
-    """When a capacity block ends, with time zone: 2027-01-31T11:30:00Z. The run drains before."""
+    """End of a capacity block, with time zone: 2027-01-31T11:30:00Z. The run drains before it."""
     usd_per_node_hour: Annotated[float, Field(gt=0)] | None = None
-    """Price of a node per hour: under a savings plan, in your block, or today's for spot; null:
-    by the table of prices, or by cluster.file.
-    """
+    """Your price of a node per hour in dollars (savings plan, capacity block, current spot). null:
+    from the price table or cluster.file."""
 
 
 class Recipe(Section):
@@ -430,6 +416,8 @@ class Recipe(Section):
     phases: Annotated[
         tuple[dict[str, Any], ...], Field(strict=False, description=_PHASE_WORDS)
     ] = ()
-    """Parts of the run in order: weights are kept, the optimizer restarts; see docs/phases.md."""
+    """Consecutive parts of the run: weights are kept, the optimizer restarts; see docs/phases.md.
+    """
     secrets: dict[str, str] = Field(default={})
-    """Environment variable -> where its value is kept: env, file:/path and others, never itself."""
+    """Environment variable -> where its value is: env, file:/path and others, never the value
+    itself."""

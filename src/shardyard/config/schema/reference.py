@@ -106,7 +106,7 @@ def _by_optimizer(setting: str) -> list[str]:
             return [f"auto: {', '.join(values)}."]
         case _:
             readers = readers_of(key)
-            return [f"Read by {' and '.join(readers)} alone."] if readers else []
+            return [f"Only for {' and '.join(readers)}."] if readers else []
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
