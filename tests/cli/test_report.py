@@ -46,7 +46,7 @@ def test_without_matplotlib_there_is_a_page_without_pictures_that_says_what_to_i
     assert warning.endswith("pip install 'shardyard[plots]'")
     page = unescape(run.report_html.read_text())
     assert warning.removeprefix("warning: ") in page and "<svg" not in page
-    assert "Where the wall time went" in page and "no step" not in page.lower()
+    assert "Where the time went" in page and "no step" not in page.lower()
 
 
 def test_a_run_that_is_not_there_is_named(

@@ -124,10 +124,17 @@ def test_the_phases_on_the_page_add_up(page: Page) -> None:
         return float(cell.removesuffix(" s").replace(",", ""))
 
     start = page.rows.index(page.row("productive"))
-    end = page.rows.index(page.row("wall time"))
+    end = page.rows.index(page.row("running time"))
+    between, wall = page.row("between attempts"), page.row("wall time")
     for column in (1, 2, 3):
         summed = sum(seconds(row[column]) for row in page.rows[start:end])
-        assert summed == pytest.approx(seconds(page.rows[end][column]), abs=0.1)
+        running = seconds(page.rows[end][column])
+        assert summed == pytest.approx(running, abs=0.1)
+        assert running + seconds(between[column]) == pytest.approx(seconds(wall[column]), abs=0.1)
+    shares = [row[4] for row in page.rows[start : end + 1]]
+    assert between[4] == wall[4] == "" and shares[-1] == "100 %"
+    summed = sum(float(share.removesuffix(" %")) for share in shares[:-1])
+    assert summed == pytest.approx(100, abs=0.5)
 
 
 def test_the_headline_and_the_settings_are_on_the_page(page: Page) -> None:

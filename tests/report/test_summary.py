@@ -85,11 +85,11 @@ def test_peaks_of_an_earlier_end_are_not_those_of_the_ranks_of_now(tmp_path: Pat
 
 def test_a_job_that_decoding_limits_is_called_so_beside_its_effective_time(tmp_path: Path) -> None:
     run = write_whole_run(tmp_path)
-    assert summary_of(run).effective_words().endswith("data wait.")
+    assert summary_of(run).effective_words().endswith("waits between attempts.")
     event = {"t": 1.0, "kind": "data_limit", "attempt": 1, "generation": 0, "step": 9}
     with run.events.open("a") as events:
         events.write(json.dumps({**event, "reason": "decoding limits this job."}) + "\n")
-    assert summary_of(run).effective_words().endswith("data wait. decoding limits this job.")
+    assert summary_of(run).effective_words().endswith("attempts. decoding limits this job.")
 
 
 def test_prediction_and_measurement_stand_side_by_side_with_the_error(tmp_path: Path) -> None:

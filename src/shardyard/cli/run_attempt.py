@@ -43,14 +43,16 @@ def _show(trained: TrainResult, summary: Summary) -> None:
         (
             "speed",
             f"{format_count(summary.tokens_per_s or 0)} {summary.unit}s/s",
-            f"median; a step takes {format_seconds(summary.step_time_s or 0)}",
+            f"median; a step takes {format_seconds(summary.step_time_s or 0)} "
+            f"({summary.steps_words()})",
         ),
         (
             "MFU",
             "-" if summary.mfu is None else f"{summary.mfu['full']:.1%}",
             summary.mfu_note,
         ),
-        ("wall time", format_seconds(summary.wall_s), "from start to end of all processes"),
+        ("time trained", format_seconds(summary.trained_s), _running(summary)),
+        ("wall time", format_seconds(summary.wall_s), _wall(summary)),
     ]
     print_table(("result", "", ""), rows)
     sample = trained.run_dir.sample
@@ -63,6 +65,19 @@ def _show(trained: TrainResult, summary: Summary) -> None:
     for name, path in trained.paths.items():
         if path is not None:  # without one it was said why
             echo(f"{name}: {path}")
+
+
+def _running(summary: Summary) -> str:
+    running = f"of {format_seconds(summary.running_s)} running time"
+    share = summary.effective_share
+    return running if share is None else f"{share:.1%} {running} (effective share)"
+
+
+def _wall(summary: Summary) -> str:
+    if not summary.between_s:
+        return "from start to end of all processes"
+    between = format_seconds(summary.between_s)
+    return f"over {len(summary.attempts)} attempts, {between} of it between them"
 
 
 def _nats(value: float | None, unit: str) -> str:

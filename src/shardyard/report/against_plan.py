@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from shardyard.planner.plan import Plan
-from shardyard.report.run_data import Line, RunRecord
-from shardyard.report.walltime import AttemptTime, effective_share, total_phases
+from shardyard.report.run_data import AttemptRecord, Line, RunRecord
+from shardyard.report.walltime import WAITING, AttemptTime, effective_share, total_phases
 from shardyard.rundir.counted_lines import start_of
 from shardyard.rundir.jsonl import LOSSES
 
@@ -37,15 +37,23 @@ def against_plan(record: RunRecord, times: list[AttemptTime]) -> list[PlanRow]:
     plan = record.plan
     if plan is None:
         return []
-    rows = (*_memory(record, plan), *_pace(record, plan), *_failures(record, plan, times))
+    lines = planned_lines(record, plan)
+    rows = (*_memory(record, plan), *_pace(record, plan, lines), *_failures(record, plan, times))
     return [row for row in rows if _has_any(row)]
 
 
-def memory_by_rank(record: RunRecord) -> list[Line]:
-    """Measured bytes of each rank, by kind; the peaks are the last ones known."""
-    ready = record.last("model_ready") or {}
-    rows = [dict(row) for row in ready.get("memory_by_rank") or []]
-    finished = record.last("run_finished") or {}
+def memory_by_rank(record: RunRecord, attempt: AttemptRecord | None = None) -> list[Line]:
+    """Measured bytes of each rank, by kind; the peaks are the last ones known.
+
+    Args:
+        attempt: Whose ranks; None: those of the newest attempt that built its model.
+    """
+    of = record if attempt is None else attempt
+    ready = of.last("model_ready") or {}
+    rows = [
+        {**row, "start_bytes": row.get("peak_bytes")} for row in ready.get("memory_by_rank") or []
+    ]
+    finished = of.last("run_finished") or {}
     if start_of(finished) < start_of(ready):
         finished = {}  # the run has been resumed since, maybe on other ranks
     peaks = finished.get("peak_bytes_by_rank") or []
@@ -53,16 +61,54 @@ def memory_by_rank(record: RunRecord) -> list[Line]:
         row["peak_bytes"] = peak
     for row, reserved in zip(rows, finished.get("reserved_bytes_by_rank") or [], strict=False):
         row["reserved_bytes"] = reserved
-    if rows and not peaks and record.steps:
+    lines = record.steps if attempt is None else attempt.lines
+    if rows and not peaks and lines:
         # only rank 0 writes its peak while it runs
-        so_far = record.steps[-1].get("peak_memory_bytes") or 0
+        so_far = lines[-1].get("peak_memory_bytes") or 0
         rows[0]["peak_bytes"] = max(rows[0].get("peak_bytes") or 0, so_far)
     return rows
 
 
+def memory_attempt(record: RunRecord) -> AttemptRecord | None:
+    """The attempt whose memory is shown: like the main one, and if possible with all peaks.
+
+    Only an attempt that reaches the end of the run reports the peak of every rank.
+    """
+    main = record.main_attempt
+    if main is None:
+        return None
+    alike = [each for each in record.attempts if _memory_kind(each) == _memory_kind(main)]
+    whole = [each for each in alike if (each.last("run_finished") or {}).get("peak_bytes_by_rank")]
+    return whole[-1] if whole else main
+
+
+def _memory_kind(attempt: AttemptRecord) -> tuple[object, ...]:
+    ranks = len((attempt.last("model_ready") or {}).get("memory_by_rank") or [])
+    return ranks, None if attempt.plan is None else _predicted_step(attempt.plan)
+
+
 def median_tokens_per_s(record: RunRecord) -> float | None:
     """Median rate of all steps but the first of each start, which warms up."""
-    return _median(record, "tokens_per_s")
+    return _median(record.steps, "tokens_per_s")
+
+
+def planned_lines(record: RunRecord, plan: Plan) -> tuple[Line, ...]:
+    """Steps that the plan predicts: on as many ranks, in attempts that were planned the same."""
+    alike = {
+        attempt.number
+        for attempt in record.attempts
+        if attempt.plan is not None and _predicted_step(attempt.plan) == _predicted_step(plan)
+    }
+    ranks = plan.layout.world_size
+    return tuple(
+        line
+        for line in record.steps
+        if (line.get("attempt") or 0) in alike and line.get("world_size", ranks) == ranks
+    )
+
+
+def _predicted_step(plan: Plan) -> tuple[object, ...]:
+    return plan.layout, plan.micro_batch, plan.recompute, plan.samples_per_step, plan.memory_bytes
 
 
 def steady(lines: tuple[Line, ...], key: str) -> list[float]:
@@ -79,7 +125,7 @@ def steady(lines: tuple[Line, ...], key: str) -> list[float]:
 
 
 def _memory(record: RunRecord, plan: Plan) -> list[PlanRow]:
-    rows = memory_by_rank(record)
+    rows = memory_by_rank(record, memory_attempt(record))
 
     def largest(key: str) -> float | None:
         return max((row[key] for row in rows if row.get(key)), default=None)
@@ -111,23 +157,23 @@ def _memory(record: RunRecord, plan: Plan) -> list[PlanRow]:
     ]  # fmt: skip
 
 
-def _pace(record: RunRecord, plan: Plan) -> list[PlanRow]:
+def _pace(record: RunRecord, plan: Plan, lines: tuple[Line, ...]) -> list[PlanRow]:
     steps_s = sum(line.get("step_time_s") or 0.0 for line in record.steps)
     is_whole, spent = record.state == "finished", record.last("spent") or {}
     return [
         PlanRow(
             name="time of a step", unit="s", note=plan.speed.reason,
-            predicted=plan.step_s, measured=_median(record, "step_time_s"),
+            predicted=plan.step_s, measured=_median(lines, "step_time_s"),
         ),
         PlanRow(
             name="throughput", unit=f"{plan.units}/s", note="of all ranks",
-            predicted=plan.speed.tokens_per_s, measured=median_tokens_per_s(record),
+            predicted=plan.speed.tokens_per_s, measured=_median(lines, "tokens_per_s"),
         ),
         PlanRow(
             name="MFU", unit="share",
             note="FLOP counted with full attention"
             if plan.unit == "token" else "FLOP of convolutions and products",
-            predicted=plan.mfu, measured=_median(record, "mfu"),
+            predicted=plan.mfu, measured=_median(lines, "mfu"),
         ),
         PlanRow(
             name="time of all steps", unit="s",
@@ -144,13 +190,13 @@ def _pace(record: RunRecord, plan: Plan) -> list[PlanRow]:
 def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[PlanRow]:
     """Return the share of time left after saves and failures; of a finished run, its length too."""
     outlook, phases = plan.failures, total_phases(times)
-    wall_s = sum(attempt.seconds for attempt in times) - phases.get("waiting", 0.0)
     losses = [event for kind in LOSSES for event in record.all(kind)]
+    wall_s = sum(attempt.seconds for attempt in times) - phases.get(WAITING, 0.0)
     lost = len({(event.get("attempt", 0), event.get("generation", 0)) for event in losses})
     expected = "" if outlook is None else f"{outlook.expected_failures:.3g} failures expected, "
     effective = PlanRow(
         name="effective time", unit="share",
-        note=f"of the wall time, steps whose result stands; {expected}{lost} happened",
+        note=f"time trained / running time; {expected}{lost} happened",
         predicted=None if outlook is None else outlook.ettr, measured=effective_share(phases),
     )  # fmt: skip
     if outlook is None or record.state != "finished":
@@ -169,8 +215,8 @@ def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[P
     ]  # fmt: skip
 
 
-def _median(record: RunRecord, key: str) -> float | None:
-    values = steady(record.steps, key)
+def _median(lines: tuple[Line, ...], key: str) -> float | None:
+    values = steady(lines, key)
     return median(values) if values else None
 
 

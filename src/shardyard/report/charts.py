@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from shardyard.report.against_plan import memory_by_rank
+from shardyard.report.against_plan import memory_attempt, memory_by_rank
 from shardyard.report.run_data import RunRecord
 from shardyard.rundir.telemetry import (
     DEVICE_FIELDS,
@@ -96,7 +96,7 @@ def panels(record: RunRecord) -> dict[str, str]:
         "grad-norm": draw("grad-norm", lambda axes: _grad_norm(axes, record)),
         "learning-rate": draw("learning-rate", lambda axes: _learning_rate(axes, record)),
     }
-    if memory_by_rank(record):
+    if memory_by_rank(record, memory_attempt(record)):
         drawn["memory"] = draw("memory", lambda axes: _memory(axes, record))
     return drawn
 
@@ -165,7 +165,7 @@ def _loss(axes: Axes, record: RunRecord) -> None:
     if evaluations:
         steps = [line["step"] for line in evaluations]
         losses = [line["eval"]["loss"] for line in evaluations]
-        axes.plot(steps, losses, "o-", color=ORANGE, markersize=3.5, label="held out")
+        axes.plot(steps, losses, "o-", color=ORANGE, markersize=3.5, label="validation")
     if record.resolved and record.resolved.data.unigram_entropy > 0:
         entropy = record.resolved.data.unigram_entropy
         axes.axhline(entropy, color=GREY, linestyle=(0, (4, 3)), linewidth=1)
@@ -220,7 +220,7 @@ def _learning_rate(axes: Axes, record: RunRecord) -> None:
 
 
 def _memory(axes: Axes, record: RunRecord) -> None:
-    rows = memory_by_rank(record)
+    rows = memory_by_rank(record, memory_attempt(record))
     ranks = [row["rank"] for row in rows]
     peaks = [row.get("peak_bytes") or 0 for row in rows]
     unit, size = ("GiB", 2**30) if max(peaks) >= 2**30 else ("MiB", 2**20)

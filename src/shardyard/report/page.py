@@ -8,12 +8,13 @@ from typing import Any
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
+from shardyard.report.attempts import attempts_table
 from shardyard.report.cost import RunCost
 from shardyard.report.html import esc, render_page, render_section, render_table, render_tiles
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
-from shardyard.report.walltime import PHASES
+from shardyard.report.walltime import PHASES, WAITING, running_s
 from shardyard.rundir.profiles import ProfileSummary, ProfileTerm
 from shardyard.units import (
     ABSENT,
@@ -30,24 +31,51 @@ from shardyard.units import (
 
 def tiles(summary: Summary) -> list[tuple[str, str, str]]:
     """The headline: label, value, and a line below."""
-    attempts, restarts = len(summary.attempts), summary.restarts
+    step_s = summary.step_time_s
     return [
         (
             "training loss",
             format_nats(summary.loss),
             f"nats per {summary.unit}, step {summary.steps_done:,}",
         ),
-        ("held-out loss", format_nats(summary.eval_loss), _below_evaluation(summary)),
+        ("validation loss", format_nats(summary.eval_loss), _below_evaluation(summary)),
         (f"{summary.unit}s per second", *_rate(summary)),
-        ("MFU", *_mfu(summary)),
-        ("peak memory", _bytes(summary.peak_memory_bytes), "of the rank that held most"),
         (
-            "wall time",
-            format_seconds(summary.wall_s),
-            f"{attempts} attempt{_s(attempts)}, {restarts} restart{_s(restarts)}",
+            "step time",
+            ABSENT if step_s is None else format_seconds(step_s),
+            f"median, {summary.steps_words()}",
         ),
+        *([] if summary.mfu is None else [("MFU", *_mfu(summary.mfu))]),
+        ("peak memory", _bytes(summary.peak_memory_bytes), _peaks(summary)),
+        ("time trained", format_seconds(summary.trained_s), _trained(summary)),
+        ("wall time", format_seconds(summary.wall_s), _wall(summary)),
         *([] if summary.cost is None else [("cost", *_cost(summary.cost))]),
     ]
+
+
+def _peaks(summary: Summary) -> str:
+    """The peak of each attempt, and of which ranks."""
+    if len(summary.results) <= 1:
+        known = all(each.peak_memory_ranks > 1 for each in summary.results)
+        is_one = summary.world_size in (None, 1)
+        return "of the rank that held most" if known or is_one else "of rank 0"
+    shown = summary.results[-MAX_COLUMNS:]
+    more = "; ".join(f"attempt {each.number} {each.peak_words()}" for each in shown)
+    return f"highest of {len(summary.results)} attempts; {more}"
+
+
+def _trained(summary: Summary) -> str:
+    share = summary.effective_share
+    of = f"of {format_seconds(summary.running_s)} running time"
+    return of if share is None else f"{format_percent(share)} {of} (effective share)"
+
+
+def _wall(summary: Summary) -> str:
+    attempts, restarts = len(summary.attempts), summary.restarts
+    words = f"{attempts} attempt{_s(attempts)}, {restarts} restart{_s(restarts)}"
+    if not summary.between_s:
+        return words
+    return f"{words}; {format_seconds(summary.between_s)} of it between attempts"
 
 
 def _below_evaluation(summary: Summary) -> str:
@@ -64,18 +92,16 @@ def _below_evaluation(summary: Summary) -> str:
 
 
 def _rate(summary: Summary) -> tuple[str, str]:
-    if summary.tokens_per_s is None or summary.step_time_s is None:
+    if summary.tokens_per_s is None:
         return ABSENT, "no step was measured"
-    ranks = summary.world_size or 1
-    words = f"{ranks} rank{_s(ranks)}, {format_seconds(summary.step_time_s)} a step, medians"
-    return format_count(summary.tokens_per_s), words
+    ranks = summary.paces[0].ranks or 1
+    together = "of 1 rank" if ranks == 1 else f"of {ranks:,} ranks together"
+    return format_count(summary.tokens_per_s), f"median, {together}"
 
 
-def _mfu(summary: Summary) -> tuple[str, str]:
-    if summary.mfu is None:
-        return ABSENT, "not known; why, below"
-    causal = format_percent(summary.mfu["causal"])
-    return format_percent(summary.mfu["full"]), f"full attention; {causal} counted causally"
+def _mfu(mfu: dict[str, float]) -> tuple[str, str]:
+    causal = format_percent(mfu["causal"])
+    return format_percent(mfu["full"]), f"full attention; {causal} counted causally"
 
 
 def _cost(cost: RunCost) -> tuple[str, str]:
@@ -92,7 +118,7 @@ def _s(number: int) -> str:
     return "" if number == 1 else "s"
 
 
-# Of a mixture: what was read of each source, and how well its held-out text is predicted.
+# Of a mixture: what was read of each source, and its validation loss.
 
 
 def sources_section(record: RunRecord) -> str:
@@ -115,7 +141,7 @@ def sources_section(record: RunRecord) -> str:
         )
         for part in resolved.data.parts
     ]
-    names = ["source", "#share of the samples", "#tokens", "#times read", "#held-out loss"]
+    names = ["source", "#share of the samples", "#tokens", "#times read", "#validation loss"]
     table = render_table(names, rows)
     return render_section("sources", "Sources", f'<div class="card">{table}</div>')
 
@@ -191,6 +217,7 @@ def render(
         _curves(_of(panels, is_of_devices=False), no_charts_reason or "No step was finished yet."),
         _devices(summary, panels),
         sources_section(record),
+        _attempts(summary),
         _wall_time(summary),
         _comparison(record, summary.comparisons),
         _profiles(record),
@@ -257,36 +284,62 @@ def _devices(summary: Summary, panels: dict[str, str]) -> str:
     return render_section("devices", "Devices and nodes", body)
 
 
+def _attempts(summary: Summary) -> str:
+    if len(summary.results) < 2 and len(summary.paces) < 2:
+        return ""
+    heads, rows = attempts_table(summary.results)
+    table = render_table(heads, [[esc(cell) for cell in row] for row in rows])
+    return render_section("attempts", "Attempts", f'<div class="card">{table}</div>')
+
+
 def _wall_time(summary: Summary) -> str:
     bars = []
     for attempt in summary.attempts:
-        head = f"attempt {attempt.number}: {format_seconds(attempt.seconds)}"
+        seconds = running_s(attempt.phases)
+        head = f"attempt {attempt.number}: {format_seconds(seconds)} running time"
+        waited_s = attempt.phases.get(WAITING, 0.0)
+        wait = f", {format_seconds(waited_s)} after the attempt before it" if waited_s else ""
         open_end = "" if attempt.has_ended else ", not ended"
-        bars.append(f'<div class="muted">{head}{open_end}</div>{_bar(attempt.phases)}')
-    columns = [f"attempt {attempt.number}" for attempt in summary.attempts]
+        phases = {name: each for name, each in attempt.phases.items() if name != WAITING}
+        bars.append(f'<div class="muted">{head}{wait}{open_end}</div>{_bar(phases)}')
+    heads = [f"attempt {attempt.number}" for attempt in summary.attempts]
+    columns = [attempt.phases for attempt in summary.attempts]
     several = 1 < len(columns) <= MAX_COLUMNS
+    columns = columns if several else []
     rows = []
     for name, seconds in summary.phases.items():
-        each = [_seconds(a.phases.get(name, 0.0)) for a in summary.attempts] if several else []
-        cells = "".join(f'<td class="n">{cell}</td>' for cell in each)
-        share = format_percent(seconds / summary.wall_s) if summary.wall_s else ""
-        rows.append(
-            f'<tr><td class="k"><span class="swatch {_slug(name)}"></span>{esc(name)}</td>{cells}'
-            f'<td class="n">{_seconds(seconds)}</td><td class="n">{share}</td>'
-            f'<td class="t">{esc(PHASES[name])}</td></tr>'
-        )
-    each = [_seconds(attempt.seconds) for attempt in summary.attempts] if several else []
-    cells = "".join(f'<td class="n">{cell}</td>' for cell in each)
-    rows.append(
-        f'<tr class="total"><td>wall time</td>{cells}<td class="n">{_seconds(summary.wall_s)}</td>'
-        '<td class="n"></td><td></td></tr>'
-    )
-    extra = "".join(f'<th class="n">{esc(column)}</th>' for column in columns) if several else ""
-    head = f'<th>phase</th>{extra}<th class="n">seconds</th><th class="n">share</th><th>what</th>'
+        if name != WAITING:
+            each = [phases.get(name, 0.0) for phases in columns]
+            share = format_percent(seconds / summary.running_s) if summary.running_s else ""
+            swatch = f'<span class="swatch {_slug(name)}"></span>{esc(name)}'
+            rows.append(_time_row(swatch, [*each, seconds], share, PHASES[name]))
+    running = [*map(running_s, columns), summary.running_s]
+    rows.append(_time_row("running time", running, "100 %", "shares are of this", is_total=True))
+    if summary.between_s:
+        waits = [*(phases.get(WAITING, 0.0) for phases in columns), summary.between_s]
+        swatch = f'<span class="swatch {WAITING}"></span>between attempts'
+        rows.append(_time_row(swatch, waits, "", PHASES[WAITING]))
+        walls = [*(sum(phases.values()) for phases in columns), summary.wall_s]
+        rows.append(_time_row("wall time", walls, "", "", is_total=True))
+    extra = "".join(f'<th class="n">{esc(head)}</th>' for head in heads) if several else ""
+    last = "all attempts" if several else "time"
+    head = f'<th>phase</th>{extra}<th class="n">{last}</th><th class="n">share</th><th>what</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     words = f"<p>{esc(summary.effective_words())}</p>"
     body = f'<div class="card">{"".join(bars)}{words}<div class="scroll">{table}</div></div>'
-    return render_section("wall-time", "Where the wall time went", body)
+    return render_section("wall-time", "Where the time went", body)
+
+
+def _time_row(
+    name: str, seconds: Sequence[float], share: str, what: str, *, is_total: bool = False
+) -> str:
+    """A row of the table of phases; ``name`` is HTML."""
+    cells = "".join(f'<td class="n">{_seconds(each)}</td>' for each in seconds)
+    kind = ' class="total"' if is_total else ""
+    return (
+        f'<tr{kind}><td class="k">{name}</td>{cells}<td class="n">{share}</td>'
+        f'<td class="t">{esc(what)}</td></tr>'
+    )
 
 
 def _bar(phases: dict[str, float]) -> str:
@@ -449,7 +502,7 @@ def _timeline(record: RunRecord) -> str:
         f"<details open><summary>{count}</summary><div>{table}"
         f'<p class="note">{note}</p></div></details>'
     )
-    return render_section("timeline", "Attempts and events", body)
+    return render_section("timeline", "Events", body)
 
 
 def _settings(record: RunRecord) -> str:

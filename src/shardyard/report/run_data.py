@@ -4,6 +4,7 @@ A run may have just begun, may have been killed, or may miss any file. Missing p
 None or empty, and a torn last line is ignored.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,8 +117,17 @@ class RunRecord:
         return f"drawn at temperature {temperature:g}" if temperature else "greedy"
 
     @property
+    def main_attempt(self) -> AttemptRecord | None:
+        """The attempt with most steps that count; of equal ones the newest."""
+        numbers = Counter(line.get("attempt") or 0 for line in self.steps)
+        return max(self.attempts, key=lambda a: (numbers[a.number], a.number), default=None)
+
+    @property
     def plan(self) -> Plan | None:
-        """The newest prediction."""
+        """Prediction for the main attempt; if that has none, the newest."""
+        main = self.main_attempt
+        if main is not None and main.plan is not None:
+            return main.plan
         return _latest([attempt.plan for attempt in self.attempts])
 
     def last(self, kind: str) -> Line | None:

@@ -8,14 +8,21 @@ from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.report.against_plan import (
     PlanRow,
     against_plan,
-    median_tokens_per_s,
-    memory_by_rank,
     steady,
 )
+from shardyard.report.attempts import AttemptResult, RanksPace, main_lines, paces, results
 from shardyard.report.cost import RunCost, cost_of
 from shardyard.report.health import Health, health_of
-from shardyard.report.run_data import RunRecord
-from shardyard.report.walltime import AttemptTime, account, effective_share, total_phases
+from shardyard.report.run_data import Line, RunRecord
+from shardyard.report.walltime import (
+    EFFECTIVE_DEFINITION,
+    WAITING,
+    AttemptTime,
+    account,
+    effective_share,
+    total_phases,
+    trained_s,
+)
 from shardyard.rundir.network import ObservedNetwork, network_of
 from shardyard.units import format_count, format_seconds
 
@@ -47,22 +54,33 @@ class Summary:
     """Nats per token of a model that only knows how frequent each token is."""
     best_eval_loss: float | None
     tokens_per_s: float | None
-    """Median over steps, all ranks."""
+    """Median of all ranks together, over the steps of the first of ``paces``."""
     step_time_s: float | None
-    """Median."""
+    """Median of the same steps."""
+    paces: tuple[RanksPace, ...]
+    """Speed by number of ranks, the one with most steps first."""
     mfu: dict[str, float] | None
     """0 to 1, by FLOP convention."""
     mfu_note: str
     """Peak and source, or why there is no MFU."""
     peak_memory_bytes: int | None
-    """Peak memory of the rank with the highest peak."""
+    """Highest known peak of any rank in any attempt."""
     world_size: int | None
+    """Ranks of the last step."""
     wall_s: float
     """From the start of the first attempt to the end of the last."""
+    running_s: float
+    """Wall time without the waits between attempts."""
+    between_s: float
+    """Waits between attempts."""
+    trained_s: float
+    """Seconds in steps whose result counts, with their data wait."""
     attempts: tuple[AttemptTime, ...]
+    results: tuple[AttemptResult, ...]
+    """Result of each of ``attempts``."""
     phases: dict[str, float]
     effective_share: float | None
-    """Share of wall time, without waits between attempts, in steps whose result counts (ETTR)."""
+    """``trained_s`` / ``running_s`` (ETTR)."""
     effective_share_predicted: float | None
     """By the plan; None: it could not tell failures or speed."""
     restarts: int
@@ -79,22 +97,36 @@ class Summary:
     """None: no price of its machines was known."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; each comparison with its error."""
+        """Plain values; each comparison with its error, each attempt with its result."""
+        content = asdict(self)
+        del content["results"]
+        attempts = [
+            {**asdict(time), **asdict(result)}
+            for time, result in zip(self.attempts, self.results, strict=True)
+        ]
         rows = [{**asdict(row), "error": row.error} for row in self.comparisons]
         cost = None if self.cost is None else self.cost.to_json()
-        return {**asdict(self), "comparisons": rows, "cost": cost}
+        return {**content, "attempts": attempts, "comparisons": rows, "cost": cost}
 
     def effective_words(self) -> str:
-        """Describe the effective training time, measured and predicted."""
+        """Describe the effective share, measured and predicted, with its definition."""
         measured, predicted = self.effective_share, self.effective_share_predicted
         if measured is None:
             return ""
-        beside = "nothing predicted" if predicted is None else f"{predicted:.1%} predicted"
-        without = ", without waiting between attempts" if self.phases.get("waiting") else ""
+        plan = "not predicted" if predicted is None else f"{predicted:.1%} predicted"
         return (
-            f"Effective training time: {measured:.1%} of the wall time{without}; {beside}. It is "
-            f"productive time and data wait. {self.data_limit}".rstrip()
-        )
+            f"Effective share: {measured:.1%} ({plan}). {EFFECTIVE_DEFINITION} {self.data_limit}"
+        ).rstrip()
+
+    def steps_words(self) -> str:
+        """``620 of 630 steps on 2 ranks``: the steps that the median step time is of."""
+        if not self.paces:
+            return "no step was measured"
+        pace, total = self.paces[0], sum(each.steps for each in self.paces)
+        ranks = f"{pace.ranks or 1} rank{_s(pace.ranks or 1)}"
+        if len(self.paces) == 1:
+            return f"{total:,} step{_s(total)} on {ranks}"
+        return f"{pace.steps:,} of {total:,} steps on {ranks}"
 
     def sentence(self) -> str:
         """The run in words."""
@@ -102,11 +134,15 @@ class Summary:
         words = [f"{self.state.capitalize()}: {self.steps_done:,}{planned} steps"]
         if self.tokens:
             words.append(f", {format_count(self.tokens)} {self.unit}s")
-        words.append(f", in {format_seconds(self.wall_s)} of wall time")
+        what = "running time" if self.between_s else "wall time"
+        words.append(f", in {format_seconds(self.running_s)} of {what}")
         if len(self.attempts) > 1 or self.restarts:
-            restarts = f"{self.restarts} restart{'' if self.restarts == 1 else 's'}"
-            attempts = f"{len(self.attempts)} attempt{'' if len(self.attempts) == 1 else 's'}"
-            words.append(f" over {attempts} with {restarts}")
+            count = len(self.attempts)
+            words.append(
+                f" over {count} attempt{_s(count)} with {self.restarts} restart{_s(self.restarts)}"
+            )
+        if self.between_s:
+            words.append(f"; another {format_seconds(self.between_s)} lie between the attempts")
         words.append(".")
         if self.network is not None:
             words.append(f" Nodes talked over {self.network.words}.")
@@ -117,7 +153,7 @@ class Summary:
                 words.append(f"; loss scale at the end {self.loss_scale:,.6g}")
             words.append(".")
         if self.eval_loss is not None:
-            words.append(f" Held-out loss {self.eval_loss:.3f} nats per {self.unit}")
+            words.append(f" Validation loss {self.eval_loss:.3f} nats per {self.unit}")
             per_byte = self.scores.get(BITS_PER_BYTE)
             if per_byte is not None:
                 words.append(f" ({per_byte:.3f} bits per byte)")
@@ -132,17 +168,21 @@ class Summary:
         return "".join(words)
 
 
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"
+
+
 def summarize(record: RunRecord) -> Summary:
     """Compute a report's numbers."""
     last = record.steps[-1] if record.steps else {}
     evaluations = [line["eval"] for line in record.evaluations]
     newest_eval = evaluations[-1] if evaluations else {}
     losses = [line["loss"] for line in evaluations if line.get("loss") is not None]
-    rates = steady(record.steps, "step_time_s")
     times = account(record)
-    peaks = [row.get("peak_bytes") or 0 for row in memory_by_rank(record)]
-    peaks += [line.get("peak_memory_bytes") or 0 for line in record.steps]
-    mfu, mfu_note = _mfu(record)
+    phases, attempts, by_ranks = total_phases(times), results(record, times), paces(record)
+    wall_s, between_s = sum(time.seconds for time in times), phases.get(WAITING, 0.0)
+    main = by_ranks[0] if by_ranks else None
+    mfu, mfu_note = _mfu(record, main_lines(record, main))
     return Summary(
         run_id=record.run.run_id,
         state=record.state,
@@ -158,16 +198,21 @@ def summarize(record: RunRecord) -> Summary:
         scores={name: value for name, value in newest_eval.items() if name != "loss"},
         unigram_entropy=record.resolved.data.unigram_entropy if record.resolved else None,
         best_eval_loss=min(losses, default=None),
-        tokens_per_s=median_tokens_per_s(record),
-        step_time_s=_median(rates),
+        tokens_per_s=None if main is None else main.tokens_per_s,
+        step_time_s=None if main is None else main.step_time_s,
+        paces=by_ranks,
         mfu=mfu,
         mfu_note=mfu_note,
-        peak_memory_bytes=max(peaks, default=0) or None,
+        peak_memory_bytes=max((a.peak_memory_bytes or 0 for a in attempts), default=0) or None,
         world_size=last.get("world_size") or _world_size(record),
-        wall_s=sum(attempt.seconds for attempt in times),
+        wall_s=wall_s,
+        running_s=wall_s - between_s,
+        between_s=between_s,
+        trained_s=trained_s(phases),
         attempts=tuple(times),
-        phases=total_phases(times),
-        effective_share=effective_share(total_phases(times)),
+        results=attempts,
+        phases=phases,
+        effective_share=effective_share(phases),
         effective_share_predicted=_predicted_share(record),
         restarts=_restarts(record),
         data_limit=str((record.last("data_limit") or {}).get("reason", "")),
@@ -194,14 +239,14 @@ def _state_reason(record: RunRecord) -> str:
     return str((ended or {}).get("reason", ""))
 
 
-def _mfu(record: RunRecord) -> tuple[dict[str, float] | None, str]:
+def _mfu(record: RunRecord, lines: tuple[Line, ...]) -> tuple[dict[str, float] | None, str]:
     """MFU in both conventions, and the peak it refers to; or why there is none."""
     plan = record.plan
     if plan is None:
         return None, "there is no plan.json, so neither FLOP nor peak are known"
     if plan.peak.flops_per_s is None:
         return None, plan.peak.source
-    full = _median(steady(record.steps, "mfu"))
+    full = _median(steady(lines, "mfu"))
     if full is None:
         return None, "no step was measured"
     flops = plan.flops_per_token

@@ -13,10 +13,10 @@ from shardyard.report.run_data import AttemptRecord, RunRecord
 from shardyard.rundir.jsonl import LOSSES
 
 PHASES = {
-    "productive": "steps whose result stands, without waiting for data",
+    "productive": "steps whose result counts, without waiting for data",
     "compile": "torch compiled blocks, in the first step of each start",
     "data wait": "of those steps: waiting for micro-batches",
-    "evaluation": "held-out loss",
+    "evaluation": "validation",
     "checkpoint-blocked": "training stood still for a save, the last one until it was durable",
     "paused": "the processes were stopped, or the machine was suspended",
     "profile": "profiles were begun and written",
@@ -32,6 +32,18 @@ PHASES = {
     "unexplained": "nothing above measured it",
 }
 """Name of each phase and what it is, in the order in which they are shown."""
+
+TRAINED = ("productive", "data wait")
+"""Phases of the time trained."""
+
+WAITING = "waiting"
+"""Phase between two attempts; all others together are the running time."""
+
+EFFECTIVE_DEFINITION = (
+    "Effective share = time trained / running time. Time trained is productive time and data wait: "
+    "steps whose result counts. Running time is the wall time without the waits between attempts."
+)
+"""Definition that every form of the report prints."""
 
 _ALSO_LATER = ("tracked", "not_sent")
 """Kinds of events that `report --send` writes, too, long after an attempt."""
@@ -79,9 +91,18 @@ def effective_share(phases: Mapping[str, float]) -> float | None:
     Waiting between attempts is left out. A wait for a node, or for a person, is no measure of
     how the run copes with failures, and the plan predicts none of it.
     """
-    wall_s = sum(phases.values()) - phases.get("waiting", 0.0)
-    trained_s = phases.get("productive", 0.0) + phases.get("data wait", 0.0)
-    return trained_s / wall_s if wall_s > 0 else None
+    seconds = running_s(phases)
+    return trained_s(phases) / seconds if seconds > 0 else None
+
+
+def trained_s(phases: Mapping[str, float]) -> float:
+    """Return the time trained: seconds in steps whose result counts, with their data wait."""
+    return sum(phases.get(name, 0.0) for name in TRAINED)
+
+
+def running_s(phases: Mapping[str, float]) -> float:
+    """Return the running time: the wall time without the waits between attempts."""
+    return sum(phases.values()) - phases.get(WAITING, 0.0)
 
 
 class _Sum(dict[str, float]):

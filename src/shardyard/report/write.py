@@ -5,6 +5,7 @@ import re
 from shardyard.io.files import write_text
 from shardyard.io.sanitize import sanitize
 from shardyard.log import warn
+from shardyard.report.attempts import attempts_table
 from shardyard.report.html import (
     charts_unavailable_reason,
     escape_markdown,
@@ -13,7 +14,7 @@ from shardyard.report.html import (
 from shardyard.report.page import HEADS, profile_rows, profile_words, render, tiles
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.report.walltime import PHASES
+from shardyard.report.walltime import PHASES, WAITING
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_error, format_percent, format_seconds, format_value
 
@@ -31,7 +32,8 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
     blocks += [] if summary.cost is None else [escape_markdown(summary.cost.words())]
     blocks.append(escape_markdown(summary.health.words))
     blocks += [f"- {escape_markdown(text)}" for text in summary.health.problems]
-    blocks += ["## Where the wall time went", summary.effective_words(), _phases(summary)]
+    blocks += _attempts(summary)
+    blocks += ["## Where the time went", summary.effective_words(), _phases(summary)]
     if summary.comparisons:
         rows = [
             (
@@ -58,14 +60,29 @@ def _phases(summary: Summary) -> str:
     rows = [
         (
             name,
-            format_seconds(seconds) if seconds >= 0 else f"{seconds:.3f} s",
-            format_percent(seconds / summary.wall_s) if summary.wall_s else "",
+            _time(seconds),
+            format_percent(seconds / summary.running_s) if summary.running_s else "",
             PHASES[name],
         )
         for name, seconds in summary.phases.items()
+        if name != WAITING
     ]
-    rows.append(("wall time", format_seconds(summary.wall_s), "", ""))
+    rows.append(("running time", _time(summary.running_s), "100 %", "shares are of this"))
+    if summary.between_s:
+        rows.append(("between attempts", _time(summary.between_s), "", PHASES[WAITING]))
+        rows.append(("wall time", _time(summary.wall_s), "", ""))
     return render_markdown_table(("phase", "time", "share", "what"), rows)
+
+
+def _time(seconds: float) -> str:
+    return format_seconds(seconds) if seconds >= 0 else f"{seconds:.3f} s"
+
+
+def _attempts(summary: Summary) -> list[str]:
+    if len(summary.results) < 2 and len(summary.paces) < 2:
+        return []
+    heads, rows = attempts_table(summary.results)
+    return ["## Attempts", render_markdown_table([h.removeprefix("#") for h in heads], rows)]
 
 
 def _fenced(text: str) -> str:
