@@ -24,71 +24,62 @@ PYTHON_API = "docs/python-api.md"
 VERB_PAGES = {verb: f"docs/verbs/{verb}.md" for verb in VERBS}
 
 
-def _pages(folder: str) -> list[str]:
-    """Pages in a folder of the repository."""
-    return sorted(str(page.relative_to(ROOT)) for page in (ROOT / folder).glob("*.md"))
-
-
-_PLACES = {
+PARTS = {
     "Start": ("README.md",),
-    "Get started": ("docs/get-started.md", "docs/glossary.md"),
-    "Verbs": ("docs/verbs.md", *VERB_PAGES.values(), "docs/completion.md"),
-    "Recipe": (
-        "docs/settings.md",
-        "docs/sharding.md",
-        "docs/hardware.md",
-        "docs/secrets.md",
-        "docs/network.md",
-        "docs/variables.md",
-        "docs/images.md",
-        "docs/numerics.md",
-        "docs/phases.md",
-        "docs/hangs.md",
-        "docs/run-folder.md",
-    ),
+    "Get started": ("docs/get-started.md",),
     "Tutorials": (
         "docs/tutorials/llama2-on-eks.md",
         "docs/tutorials/imagenet-on-spot-nodes.md",
         "docs/tutorials/llama2-70b.md",
         "docs/tutorials/bert-on-aws-batch.md",
     ),
-    "Launch": (
+    "How-to": (
+        "docs/chat.md",
+        "docs/images.md",
+        "docs/augmentation.md",
+        "docs/phases.md",
+        "docs/own-module.md",
+        "docs/from-ddp.md",
+        "docs/library.md",
+        "docs/python.md",
         "docs/launch.md",
         "docs/launch-slurm.md",
         "docs/launch-kubernetes.md",
         "docs/launch-aws-batch.md",
+        "docs/secrets.md",
         "docs/monitoring.md",
         "docs/telemetry.md",
         "docs/alerts.md",
         "docs/exporters.md",
+        "docs/completion.md",
     ),
-    "Errors": ("docs/troubleshooting.md", "docs/errors.md"),
-    "Python": (
-        "docs/python.md",
+    "Troubleshooting": ("docs/troubleshooting.md", "docs/errors.md"),
+    "Reference": (
+        "docs/verbs.md",
+        *VERB_PAGES.values(),
+        "docs/settings.md",
         PYTHON_API,
-        "docs/library.md",
-        "docs/from-ddp.md",
-        "docs/own-module.md",
+        "docs/variables.md",
+        "docs/run-folder.md",
+        "docs/model-folders.md",
+        "docs/network.md",
+        "docs/hardware.md",
+        "docs/compatibility.md",
+        "docs/plug-ins.md",
+        "docs/glossary.md",
     ),
-    "Versions": ("docs/compatibility.md", "CHANGELOG.md"),
-    "Measured": (
-        "docs/evidence.md",
-        "docs/benchmarks.md",
+    "Explanation": (
+        "docs/numerics.md",
         "docs/accuracy.md",
-        "benchmarks/groundtruth/README.md",
-        "benchmarks/gpu/README.md",
+        "docs/sharding.md",
+        "docs/hangs.md",
     ),
-    "Adding to it": ("docs/plug-ins.md", "CONTRIBUTING.md", "ARCHITECTURE.md"),
-}
-
-PARTS = {
-    **_PLACES,
-    "More": tuple(sorted({*_pages("docs")} - {*chain.from_iterable(_PLACES.values())})),
+    "Project": ("docs/evidence.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md"),
 }
 """Part of the navigation -> its pages, in the order in which they are shown."""
 
-_INTERNAL = {"CHANGELOG.md", "docs/benchmarks.md"}
-"""Pages for those who change Shardyard, which the search of the site leaves out."""
+_INTERNAL = {"CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md"}
+"""Pages for those who follow or change Shardyard, which the search of the site leaves out."""
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)]*\)|<img[^>]*src=\"([^\"]+)\"")
@@ -96,13 +87,18 @@ _PAGE_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+\.md)(#[^)]*)?\)")
 
 
 def navigation() -> list[dict[str, object]]:
-    """The parts as the generator takes them; a verb's page has its name, others their title."""
-    verbs = {page: {verb: page} for verb, page in VERB_PAGES.items()}
-    return [
-        {part: pages[0] if len(pages) == 1 else [verbs.get(page, page) for page in pages]}
-        for part, pages in PARTS.items()
-        if pages
-    ]
+    """The parts as the generator takes them; a verb's page has its name, others their title.
+
+    Pages of verbs are a section of their own within the part that has them.
+    """
+    verbs = {"Verbs": [{verb: page} for verb, page in VERB_PAGES.items()]}
+    shown: list[dict[str, object]] = []
+    for part, pages in PARTS.items():
+        others: list[object] = [page for page in pages if page not in VERB_PAGES.values()]
+        if len(others) < len(pages):
+            others.insert(pages.index(next(iter(VERB_PAGES.values()))), verbs)
+        shown.append({part: others[0] if len(others) == 1 else others})
+    return shown
 
 
 def gather(folder: Path) -> None:

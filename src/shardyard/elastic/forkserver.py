@@ -28,7 +28,7 @@ from shardyard.errors import StorageError
 from shardyard.io.files import close_locked, take_lock
 
 # The garbage collector is paused during imports. Modules are no garbage, and every search has more
-# of them to visit. The searches take a tenth of a fork server's import time (docs/benchmarks.md).
+# of them to visit. The searches take a tenth of a fork server's import time (benchmarks/README.md).
 
 
 @contextmanager
