@@ -10,6 +10,25 @@ HEAD = """\
 `shardyard VERB --help` shows options, an example and exit codes. Each verb also has a page.
 """
 
+TAIL = r"""## Shell completion (TAB)
+
+Complete commands, options, run ids, recipe files and settings with TAB in bash, zsh and fish. Add
+one line to your shell's startup file:
+
+| shell | line | file |
+|---|---|---|
+| bash, 4.4 or newer | `eval "$(_SHARDYARD_COMPLETE=bash_source shardyard)"` | `~/.bashrc` |
+| zsh, after `compinit` | `eval "$(_SHARDYARD_COMPLETE=zsh_source shardyard)"` | `~/.zshrc` |
+| fish | `_SHARDYARD_COMPLETE=fish_source shardyard \| source` | `~/.config/fish/config.fish` |
+
+The shell must find `shardyard`: activate its environment, or write its whole path in the line.
+
+For example, `shardyard train recipe.yaml optim.<TAB>` lists the optimizer settings. TAB also offers
+values (`optim.name=`, `model.preset=`, `cluster.instance=`, `run.target.` and others), files of
+this machine (`data.source=`), and run ids, newest first. Settings of installed
+[plug-ins](plug-ins.md) are included. Without any offer, run the line to see its error.
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -22,4 +41,5 @@ def page() -> str:
         parts.append(f"## {heading}\n\n| verb | does | example |\n|---|---|---|\n{''.join(rows)}")
     codes = EXIT_CODES.removeprefix("Exit codes: ").rstrip(".")
     parts.append(f"## Exit codes\n\n{codes}. [Errors and what to do](errors.md).\n")
+    parts.append(TAIL)
     return "\n".join(parts)

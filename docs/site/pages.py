@@ -36,7 +36,6 @@ PARTS = {
     "How-to": (
         "docs/chat.md",
         "docs/images.md",
-        "docs/augmentation.md",
         "docs/phases.md",
         "docs/own-module.md",
         "docs/from-ddp.md",
@@ -49,9 +48,7 @@ PARTS = {
         "docs/secrets.md",
         "docs/monitoring.md",
         "docs/telemetry.md",
-        "docs/alerts.md",
         "docs/exporters.md",
-        "docs/completion.md",
     ),
     "Troubleshooting": ("docs/troubleshooting.md", "docs/errors.md"),
     "Reference": (

@@ -44,56 +44,56 @@ class Vpc(Section):
     """A network that exists; left out, a new one is made."""
 
     id: str | None = None
-    """vpc-...; null: a new one, with a NAT gateway."""
+    """Existing VPC, vpc-... null: a new one with a NAT gateway."""
     subnets: dict[str, str] = Field(default={})
-    """Zone -> its private subnet (subnet-...), of both zones; with kind=batch of the one."""
+    """Zone -> its private subnet (subnet-...): both zones, or with kind=batch the one."""
 
 
 class System(Section):
     """Nodes without accelerators, for what runs next to the training."""
 
     instance: Literal["c5.2xlarge", "m5.8xlarge"] = "c5.2xlarge"
-    """Their type."""
+    """Type of the nodes without accelerators."""
     nodes: Annotated[int, Field(ge=1, le=16)] = 2
-    """Number of these nodes; they run and cost while the cluster exists."""
+    """Number of nodes without accelerators; they run and cost while the cluster exists."""
 
 
 class Nodes(Section):
     """Nodes with accelerators: one group, in one zone."""
 
     instance: str | None = None
-    """EC2 instance type; null: cluster.instance of the recipe."""
+    """EC2 instance type. null: cluster.instance of the recipe."""
     count: Annotated[int, Field(ge=0, le=LARGEST_GROUP)] = 0
-    """Nodes that are started at once, and with kind=batch run without a job; they cost."""
+    """Nodes to start at once, and with kind=batch to keep without jobs; they cost."""
     max: Annotated[int, Field(ge=1, le=LARGEST_GROUP)] | None = None
-    """Most nodes of the group; null: cluster.nodes of the recipe, or 64."""
+    """Most accelerator nodes. null: cluster.nodes of the recipe, or 64."""
     capacity: str | None = None
-    """on-demand, spot (kind=eks), reservation:cr-..., or block:cr-... (a capacity block for ML);
+    """on-demand, spot (kind=eks), reservation:cr-..., or block:cr-... (capacity block for ML).
     null: cluster.capacity of the recipe, or on-demand."""
     efa: bool | Literal["auto"] = "auto"
-    """Elastic Fabric Adapters (kind=eks); auto: where the type has some."""
+    """Use Elastic Fabric Adapters (kind=eks). auto: if the type has them."""
     disk_gib: Annotated[int, Field(ge=50, le=16384)] = 500
-    """Root disk of a node: images, and what pods write outside volumes."""
+    """Root disk of a node in GiB, for images and files outside volumes."""
     ami: str | None = None
-    """Image of the nodes (ami-...); null: AWS's own, which has no drivers for p3 and dl1."""
+    """Machine image (ami-...). null: AWS's own, which has no drivers for p3 and dl1."""
     user_data: str | None = None
-    """Script (#!...) or #cloud-config that nodes run as they start, behind ours (kind=batch)."""
+    """Script (#!...) or #cloud-config to run at the start of a node, after Shardyard's
+    (kind=batch)."""
     stop_s: Annotated[int, Field(ge=30, le=86400)] | None = None
-    """Seconds that a container gets to end (kind=batch); null: 30 more than a drain of the recipe
-    may take."""
+    """Seconds that a container gets to stop (kind=batch). null: the recipe's drain time plus 30."""
 
 
 class Storage(Section):
     """A file system that all nodes can write, and a claim on it."""
 
     kind: Literal["none", "fsx", "efs"] = "none"
-    """FSx for Lustre, or EFS."""
+    """Shared file system: FSx for Lustre or EFS."""
     size_gib: Annotated[int, Field(ge=1)] = 1200
-    """FSx: its size, 1,200, 2,400 and then steps of 2,400."""
+    """FSx: size in GiB: 1,200, 2,400, then steps of 2,400."""
     mb_per_s_per_tib: Literal[125, 250, 500, 1000] = 250
-    """FSx: throughput of each TiB."""
+    """FSx: throughput per TiB in MB/s."""
     bucket: str | None = None
-    """FSx: s3://bucket/prefix that appears in it under /data, both ways."""
+    """FSx: s3://bucket/prefix to synchronise with /data, both ways."""
     claim: str = "shared"
     """Name of the claim, for launch.volumes (kind=eks)."""
     namespace: str = "default"
@@ -104,33 +104,33 @@ class Jobs(Section):
     """Rights of the containers of Batch's jobs."""
 
     bucket: str | None = None
-    """s3://bucket/prefix that they may read and write (kind=batch); null: no role for them."""
+    """s3://bucket/prefix that jobs may read and write (kind=batch). null: no role for jobs."""
     secrets: Annotated[tuple[str, ...], Field(strict=False)] | None = None
-    """Secrets that may be read for them (kind=batch): ARNs, or names of SSM parameters; null: those
-    of the recipe."""
+    """Secrets that jobs may read (kind=batch): ARNs or names of SSM parameters. null: the recipe's.
+    """
 
 
 class ClusterSpec(Section):
     """A cluster."""
 
     kind: Literal["eks", "batch"] = "eks"
-    """An EKS cluster, or a queue of AWS Batch with all that it needs."""
+    """An EKS cluster, or a complete AWS Batch queue."""
     name: str
     """Name of the cluster, unique in its region."""
     region: str
     """AWS region."""
     zone: str
-    """Zone of the accelerators and the file system."""
+    """Availability zone of accelerators and file system."""
     other_zone: str | None = None
-    """A second zone, only for the control plane (kind=eks)."""
+    """Second zone, only for the control plane (kind=eks)."""
     version: Annotated[str, Field(pattern=r"^1\.\d\d$", description='a version such as "1.34"')] = (
         "1.34"
     )
-    """Version of Kubernetes (kind=eks)."""
+    """Kubernetes version (kind=eks)."""
     access: Annotated[tuple[str, ...], Field(strict=False)] | None = None
-    """Address ranges that reach the API server (kind=eks), or [private]; null: every address."""
+    """Address ranges that reach the API server (kind=eks), or [private]. null: every address."""
     recipe: str | None = None
-    """A recipe that is to run there."""
+    """Recipe to run on the cluster."""
     vpc: Vpc = Vpc()
     system: System = System()
     nodes: Nodes = Nodes()
