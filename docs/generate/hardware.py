@@ -18,15 +18,15 @@ from shardyard.hardware.links import Link
 _INTRODUCTION = """\
 # Hardware
 
-What the planner knows about machines. Made from `src/shardyard/hardware/` by `make docs`. An empty
-cell means that no source gives the figure; a plan that needs it is refused by name, and nothing is
-guessed.
+GPUs, other accelerators and EC2 instance types that `shardyard plan` knows: memory, peak FLOP/s,
+links and prices, each with its source. An empty cell means that no source gives the figure; a plan
+that needs it is an error.
 
-All rates are of one direction and of one device, as it sees them while all others send too. Peaks
-are the datasheets', dense. "Reached" is the best bf16 matrix product (fp16 where there is no bf16)
-that anybody timed, as a share of the peak; *by rule* where nobody did, and then the list of sources
-says whose share stands in. A link is that of the vendor's reference system; its latency is that of
-a collective of two devices."""
+All rates are of one direction and of one device while all others send too. Peaks are the
+datasheets', dense. "Reached" is the best published bf16 matrix product (fp16 where there is no
+bf16), as a share of the peak. *By rule* means that it was not measured; the list of sources says
+which device's share is used. Links are those of the vendor's reference system; the latency is that
+of a collective of two devices."""
 
 _OWN = """\
 ## A cluster of your own
@@ -34,11 +34,10 @@ _OWN = """\
 `cluster.file: our-h100s.yaml` in a recipe (`cluster.instance` stays out), with:"""
 
 _OWN_REST = f"""\
-A device that gives its own numbers and no `achievable` (a share by format) is taken to reach
-{cluster_file.UNMEASURED_SHARE:.0%} of its peak, the median of what was measured. Other keys of an
-accelerator: `processors`, `host_link_gb_per_s`, `device` (what torch calls its kind: cuda, also
-of ROCm, xpu, hpu, xla, or a name of its vendor's). All that is wrong with a file is told at
-once."""
+Without `achievable` (a share by format), a device with its own numbers counts as reaching
+{cluster_file.UNMEASURED_SHARE:.0%} of its peak, the median of the measured ones. Other keys of an
+accelerator: `processors`, `host_link_gb_per_s`, `device` (torch's name of its kind: cuda, also
+of ROCm, xpu, hpu, xla, or a name of its vendor's)."""
 
 
 def page() -> str:

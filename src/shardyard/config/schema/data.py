@@ -43,8 +43,7 @@ class Images(Section):
     check: bool = True
     """Decode every picture during preparation, to report broken ones early."""
     broken: Literal["refuse", "leave_out"] = "refuse"
-    """Broken pictures: refuse stops the preparation, leave_out skips them and lists them in
-    left-out.txt."""
+    """Broken pictures are an error, or (leave_out) skipped and listed in left-out.txt."""
     image_key: str = "image"
     """Parquet column of the pictures."""
     label_key: str = "label"
@@ -149,8 +148,7 @@ class Data(Section):
     """Packing: stream cuts samples from running text; whole packs whole documents that do not
     attend to each other."""
     too_long: Literal["refuse", "cut", "drop"] = "refuse"
-    """With data.pack=whole, a document longer than a sample is an error (refuse), cut or dropped.
-    """
+    """With data.pack=whole: a document longer than a sample is an error, cut or dropped."""
     dir: str = "prepared"
     """Parent folder of prepared datasets, named by fingerprint."""
     workers: Annotated[int, Field(ge=1)] | Auto = "auto"
