@@ -19,7 +19,7 @@ class CheckedLauncher(FakeLauncher):
     """A launcher that can look at its target."""
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
-        what = f"{request.nodes} nodes are wanted"
+        what = f"{request.nodes} nodes are wanted in {Path(request.run_dir).parent}"
         return [Finding(name="queue", verdict="problem", what=what, mend="Open the queue.")]
 
 
@@ -50,12 +50,16 @@ def test_a_problem_is_told_with_its_remedy_and_exit_code_1(
     assert "problem" in row and row.endswith("Set it: export NO_SUCH_1=...")
 
 
-def test_a_target_is_asked_by_its_launcher(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["doctor", *RECIPE, "--on", "fake", "cluster.nodes=3"]
+def test_a_target_is_asked_by_its_launcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"  # where `launch` would put the run: its file system is checked
+    arguments = ["doctor", *RECIPE, "--on", "fake", "cluster.nodes=3", f"run.dir={runs}"]
     launcher = CheckedLauncher()
     assert main(arguments, launchers={"fake": launcher}) == 1
-    assert "3 nodes are wanted. Open the queue." in capsys.readouterr().out
+    assert f"3 nodes are wanted in {runs}. Open the queue." in capsys.readouterr().out
     assert launcher.created == set()
+    assert not runs.exists()
 
 
 def test_a_target_that_cannot_be_asked_is_judged_by_the_request_alone(

@@ -1,6 +1,5 @@
 """Install what a target lacks, and remove it again: said first, asked for, written down."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,16 +46,15 @@ class Target:
 
 
 def proposal_for(request: Request, launcher: Launcher) -> Proposal:
-    """Return what a launch would submit now, under a name as long as the real one.
+    """Return what a launch would submit now, in its folder, under a name as long as the real one.
 
     Raises:
         RequestError: It cannot be launched there.
     """
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
-    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
-        run_dir = RunDir(Path(folder) / run_id)
-        return propose(request, launcher, run_dir=run_dir, is_dry_run=True)
+    run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
+    return propose(request, launcher, run_dir=run_dir, is_dry_run=True)
 
 
 def target_of(request: Request, launcher: Launcher) -> Target:
