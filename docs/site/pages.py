@@ -28,6 +28,7 @@ PARTS = {
     "Start": ("README.md",),
     "Get started": ("docs/get-started.md",),
     "Tutorials": (
+        "docs/tutorials/train-on-slurm.md",
         "docs/tutorials/llama2-on-eks.md",
         "docs/tutorials/imagenet-on-spot-nodes.md",
         "docs/tutorials/llama2-70b.md",
