@@ -1,10 +1,12 @@
 """The lines of the pages from an empty account to a model, in their order: each ends with 0.
 
 AWS is moto's, with stand-ins for eksctl, kubectl and helm that keep state. A line that needs a run
-is left out: no nodes are behind the cluster.
+is left out: no nodes are behind the cluster. A block of text behind one of lines shows what they
+print, with ``...`` for what differs from run to run.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from functools import partial
@@ -63,11 +65,31 @@ def _stand_in_for(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
         monkeypatch.setattr(f"{at}.{name}", partial(act, **FAST))
 
 
-def _lines_of(page: str) -> list[str]:
-    """All lines for a shell, in their order."""
-    text = (ROOT / f"docs/tutorials/{page}.md").read_text()
-    blocks = [block for language, block in _FENCED.findall(text) if language == "sh"]
-    return [line for block in blocks for line in block.splitlines()]
+def _steps_of(page: str) -> list[tuple[list[str], list[str]]]:
+    """Lines for a shell of each block, in their order, and what the page shows of their output."""
+    blocks = _FENCED.findall((ROOT / f"docs/tutorials/{page}.md").read_text())
+    behind = [*blocks[1:], ("", "")]
+    return [
+        (lines.splitlines(), shown.splitlines() if kind == "text" else [])
+        for (language, lines), (kind, shown) in zip(blocks, behind, strict=True)
+        if language == "sh"
+    ]
+
+
+def _export(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, _, value = word.partition("=")
+    value = value.replace("$PWD", os.getcwd())  # noqa: PTH109
+    assert Path(value).is_file(), f"{value} is not there yet"
+    monkeypatch.setenv(name, value)
+
+
+def _not_printed(shown: list[str], printed: str) -> list[str]:
+    """Lines of a page that are not in what was printed; any number of blanks is the same."""
+    text = "\n".join(" ".join(line.split()) for line in printed.splitlines())
+    parts = {
+        line: [re.escape(" ".join(part.split())) for part in line.split("...")] for line in shown
+    }
+    return [line for line in shown if not re.search(r"[^\n]*".join(parts[line]), text)]
 
 
 @pytest.mark.parametrize("page", ["llama2-on-eks", "imagenet-on-spot-nodes", "bert-on-aws-batch"])
@@ -79,19 +101,23 @@ def test_the_lines_of_a_page_work_one_behind_the_other(
     for name, text in files_of(ROOT / f"docs/tutorials/{page}.md").items():
         (tmp_path / name).write_text(text)
     ran = []
-    for line in _lines_of(page):
-        words = shlex.split(line, comments=True)
-        if words[0] == "export":
-            name, _, value = words[1].partition("=")
-            value = value.replace("$PWD", os.getcwd())  # noqa: PTH109
-            assert Path(value).is_file(), f"{value} is not there yet"
-            monkeypatch.setenv(name, value)
-        if words[0] != "shardyard" or words[1] == "plan" or "RUN" in words:
-            continue
-        asks = words[1:3] in (["cluster", "create"], ["cluster", "scale"], ["cluster", "delete"])
-        code = main([*words[1:], *(["--yes"] if asks else [])])
-        said = capsys.readouterr()
-        assert code == 0, f"{line}\n{said.out}{said.err}"
-        ran.append(" ".join(words[1:3]))
+    for lines, shown in _steps_of(page):
+        printed = ""
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            if words[0] == "export":
+                _export(words[1], monkeypatch)
+            if words[0] != "shardyard" or "RUN" in words or (words[1] == "plan" and not shown):
+                continue
+            asks = words[1:3] in (
+                ["cluster", "create"], ["cluster", "scale"], ["cluster", "delete"]
+            )  # fmt: skip
+            code = main([*words[1:], *(["--yes"] if asks else [])])
+            said = capsys.readouterr()
+            assert code == 0, f"{line}\n{said.out}{said.err}"
+            printed += said.out + said.err
+            ran.append(" ".join(words[1:3]))
+        assert not printed or _not_printed(shown, printed) == [], printed
+    ran = [words for words in ran if not words.startswith("plan ")]
     assert ran[0] == "cluster create" and "cluster delete" in ran
     assert client_of("cloudformation").describe_stacks()["Stacks"] == before == []
