@@ -88,6 +88,12 @@ def files_of(page: Path) -> dict[str, str]:
     return {name[1]: block for name, block in named if name}
 
 
+def is_printed(shown: str, printed: str) -> bool:
+    """Whether a line of a page is in an output; the page may shorten it by `...`."""
+    parts = [re.escape(part.strip()) for part in shown.split("...")]
+    return re.search("^ *" + ".*".join(parts), printed, re.MULTILINE) is not None
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a reader stands: examples, published tables, some text, what pages say to save."""
@@ -448,3 +454,30 @@ def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(
     assert len(shown) > 8 and main(words.split()) == 0
     printed = capsys.readouterr().out
     assert [line for line in shown if line not in printed] == []
+
+
+PLANNED = [
+    (page.name, line.removeprefix("$ "), output.splitlines())
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+    for language, block in _FENCED.findall(page.read_text())
+    for line, _, output in [block.partition("\n")]
+    if language == "console" and line.startswith(("$ shardyard plan ", "$ shardyard config "))
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("page", "line", "shown"), PLANNED)
+def test_a_tutorial_shows_what_its_plan_prints(
+    page: str,
+    line: str,
+    shown: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert len(shown) > 2, page
+    said = re.search(r"# exit code (\d+)", line)
+    assert main(shlex.split(line, comments=True)[1:]) == (int(said[1]) if said else 0)
+    answer = capsys.readouterr()
+    assert [row for row in shown if not is_printed(row, answer.out + answer.err)] == []

@@ -90,9 +90,9 @@ def _write_files_of_pages(folder: Path) -> None:
     ways = {page.name for page in WAYS}
     for of, line in LINES:
         if of in ways and " cluster create " in line:
-            _write_settings(
-                folder, read_cluster_spec([w for w in shlex.split(line)[3:] if "=" in w])
-            )
+            words = [word for word in shlex.split(line)[3:] if not word.startswith("-")]
+            given = [word if "=" in word else str(folder / word) for word in words]
+            _write_settings(folder, read_cluster_spec(given))
 
 
 def _write_settings(folder: Path, given: ClusterSpec) -> None:
@@ -233,13 +233,31 @@ def _verbs_of(page: Path) -> list[str]:
     ]
 
 
-def test_the_way_on_slurm_goes_from_a_plan_to_an_export_and_says_what_it_needs() -> None:
-    (page,) = [page for page in WAYS if page.name == "llama2-70b.md"]
+@pytest.mark.parametrize("name", ["train-on-slurm.md", "llama2-70b.md"])
+def test_a_way_on_slurm_goes_from_a_plan_to_an_export_and_says_what_it_needs(name: str) -> None:
+    (page,) = [page for page in WAYS if page.name == name]
     verbs = _verbs_of(page)
-    wanted = ["plan", "prepare", "launch", "watch", "report", "export", "teardown"]
+    wanted = ["plan", "doctor", "prepare", "launch", "watch", "resume", "report"]
+    wanted += ["export", "teardown"]
     places = [verbs.index(verb) for verb in wanted]
     assert places == sorted(places), verbs
-    assert "need a Slurm cluster, and nothing here makes one" in page.read_text()
+    assert "Shardyard does not create a Slurm cluster" in " ".join(page.read_text().split())
+
+
+@pytest.mark.usefixtures("_empty_folder")
+def test_the_levers_of_a_70b_model_are_as_they_are_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs/tutorials/llama2-70b.md").read_text()
+    rows = re.findall(r"^\| .* \| `(.*)` \| ([\d.]+ GiB)(.*) \| ([\d.]+ K) \|$", page, re.M)
+    assert len(rows) > 12
+    for settings, memory, fit, speed in rows:
+        words = ["memory.recompute=full", *settings.split()]
+        assert main(["plan", "70b.yaml", *words, "--layouts", "0"]) == 0
+        said = capsys.readouterr().out
+        verdict = "does not fit" if fit else "fits"
+        assert re.search(rf"^memory +{verdict} +{re.escape(memory)} are", said, re.M), settings
+        assert f" {speed} tokens/s" in said, settings
 
 
 @pytest.mark.parametrize(
