@@ -19,7 +19,7 @@ AT_MOST = {
 }
 """Words that hide who does what -> most in 1,000 words. A limit may only fall."""
 AT_LEAST = {r"you|your|yours": 4.5, r"use|uses|using": 1.8}
-CLAUSE_HEADINGS, LONG_COMMANDS = 0, 4
+CLAUSE_HEADINGS, LONG_COMMANDS = 0, 3
 """Most headings that are clauses, and most commands of over 100 characters. They may only fall."""
 
 
