@@ -1,5 +1,12 @@
-"""Every row of the table happens: exit code, words, and nothing left that no ledger names."""
+"""Every row of the table happens: exit code, words, and nothing left that no ledger names.
 
+docs/errors.md shows the whole messages of some. When one changes, record them anew:
+``SHARDYARD_RECORD_MESSAGES=1 python -m pytest tests/launchers/test_wrong_situations.py``, then
+``make docs``.
+"""
+
+import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -7,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate.errors import MESSAGES, SHOWN, message_of
 from docs.generate.pages import DOCS, made
 from tests.hub import running_hub
 from tests.launchers.batch_endpoint import batch_endpoint
@@ -110,7 +118,26 @@ def test_it_is_told_what_and_what_to_do_and_nothing_is_left(
     assert code == row.exit_code, said
     assert "This is a bug of shardyard" not in said and "Traceback" not in said
     assert TOKEN not in said  # of the kubeconfig
+    if any((launcher, row.what) in rows for rows in SHOWN.values()):
+        assert message_of(desk.said, desk.folder) == recorded(launcher, row.what, desk)
     assert desk.outside() - desk.in_ledgers() == set()
+
+
+def recorded(launcher: str, what: str, desk: Desk) -> str:
+    """Message that docs/errors.md shows; with SHARDYARD_RECORD_MESSAGES set, that of this run."""
+    messages = json.loads(MESSAGES.read_text()) if MESSAGES.exists() else {}
+    if "SHARDYARD_RECORD_MESSAGES" in os.environ:
+        messages.setdefault(launcher, {})[what] = message_of(desk.said, desk.folder)
+        MESSAGES.write_text(json.dumps(messages, indent=1, sort_keys=True) + "\n")
+    return str(messages.get(launcher, {}).get(what))
+
+
+def test_the_page_shows_situations_of_the_table_and_no_others_are_recorded() -> None:
+    shown = {row for rows in SHOWN.values() for row in rows}
+    messages = json.loads(MESSAGES.read_text())
+    recorded = {(launcher, what) for launcher, rows in messages.items() for what in rows}
+    assert shown == recorded
+    assert shown <= {(launcher, row.what) for launcher, row in ROWS}
 
 
 def test_every_situation_is_there_once() -> None:
@@ -123,5 +150,5 @@ def test_every_exit_code_is_designed_and_met() -> None:
     assert {row.exit_code for _, row in ROWS} == {0, 1, 2, 3, 4, 130, 143}
 
 
-def test_the_page_is_the_table() -> None:
+def test_the_page_is_current() -> None:
     assert (DOCS / "errors.md").read_text() == made("errors.md"), "run: make docs"

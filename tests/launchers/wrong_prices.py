@@ -107,7 +107,7 @@ def _(desk: PricesDesk) -> int:
     "price that is none",
     2,
     says="cluster.usd_per_node_hour=0",
-    do="null: by the table of prices",
+    do="null: from the price table",
 )
 def _(desk: PricesDesk) -> int:
     return desk.plan(*_P5, "cluster.usd_per_node_hour=0")
