@@ -72,11 +72,17 @@ PARTS = {
         "docs/sharding.md",
         "docs/hangs.md",
     ),
-    "Project": ("docs/evidence.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md"),
+    "Project": (
+        "docs/evidence.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+        "AGENTS.md",
+    ),
 }
 """Part of the navigation -> its pages, in the order in which they are shown."""
 
-_INTERNAL = {"CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md"}
+_INTERNAL = {"CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "AGENTS.md"}
 """Pages for those who follow or change Shardyard, which the search of the site leaves out."""
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
