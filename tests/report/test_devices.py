@@ -149,3 +149,18 @@ def test_watched_and_nothing_found_is_healthy(tmp_path: Path) -> None:
     assert "no node wrote telemetry" in health_of(read_run(writer.run)).words
     write_telemetry(writer.run, 0, devices=0)
     assert health_of(read_run(writer.run)).words == "Healthy: one node watched, nothing found."
+
+
+def test_a_counter_that_stands_still_has_no_panel_and_rates_have_units(tmp_path: Path) -> None:
+    writer = run_of(tmp_path)
+    writer.write()
+    write_telemetry(writer.run, 0, devices=1)
+    panel = device_panels(read_run(writer.run))["device-network-sent-bytes"]
+    assert " MB/s<" in panel
+    path = writer.run.telemetry_of(0)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, row in enumerate(rows[1:]):
+        row["host"] |= {"network_sent_bytes": 10 * number, "cpu_busy_cores": 0.0}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = device_panels(read_run(writer.run))
+    assert not {"device-network-sent-bytes", "device-cpu-busy-cores"} & set(found)

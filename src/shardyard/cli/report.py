@@ -7,7 +7,9 @@ import click
 
 from shardyard.cli.options import json_option, run_argument, runs_dir_option
 from shardyard.control.resend import send_run
+from shardyard.control.suggestions import levers_of_run
 from shardyard.io.terminal import echo, echo_err
+from shardyard.report.next_steps import terminal_lines
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
 
@@ -25,7 +27,7 @@ def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
     found = find_run(run, runs_dir)
     if send:
         send_run(found)
-    summary = write_report(found)
+    summary = write_report(found, suggest=levers_of_run)
     if as_json:
         content = summary.to_json()
         paths = {
@@ -37,5 +39,9 @@ def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
     echo_err(summary.sentence())
     if summary.state in ("drained", "failed", "lost"):
         echo_err(summary.state_reason)
+    for line in terminal_lines(summary.levers, summary.findings, summary.step_time_s):
+        echo_err(line)
+    for each in summary.commands:
+        echo_err(f"{each.purpose}: {each.command}")
     echo(found.report_html)
     echo(found.report_markdown)

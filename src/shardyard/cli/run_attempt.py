@@ -6,6 +6,7 @@ from shardyard.cli.progress import attempt_view
 from shardyard.control.attempt import Attempt
 from shardyard.control.train import TrainResult, train
 from shardyard.io.terminal import echo, echo_err, print_table
+from shardyard.report.next_steps import terminal_lines
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary
 from shardyard.units import format_count, format_seconds
@@ -65,6 +66,8 @@ def _show(trained: TrainResult, summary: Summary) -> None:
     for name, path in trained.paths.items():
         if path is not None:  # without one it was said why
             echo(f"{name}: {path}")
+    for line in terminal_lines(summary.levers, summary.findings, summary.step_time_s):
+        echo(line)
 
 
 def _running(summary: Summary) -> str:

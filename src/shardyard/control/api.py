@@ -16,6 +16,7 @@ from shardyard.control.launch import check_proposal, proposal_of, resume_proposa
 from shardyard.control.runs import ListedRun, list_runs
 from shardyard.control.scale import scale
 from shardyard.control.submission import Launchers, Proposal, describe, launcher_named
+from shardyard.control.suggestions import levers_of_run
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import Ledger
@@ -145,7 +146,7 @@ class Job(LaunchedJob):
                 f"{resume_words(self.run_dir)}."
             )
         evaluations = self.evaluations()
-        summary = write_report(self.run_dir)
+        summary = write_report(self.run_dir, suggest=levers_of_run)
         return Result(
             run_dir=self.run_dir.path,
             checkpoint=self.run_dir.latest_checkpoint(),

@@ -16,16 +16,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shardyard.config.fingerprint import may_change
 from shardyard.config.formulas import LOSS_CHUNK
+from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.rules.layout import requested_zero
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import unit_of
+from shardyard.control.request import Request
 from shardyard.control.what_if import PastRuns, Replanned, Replanner
-from shardyard.errors import RecipeError, RequestError
+from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.hardware.cluster import ClusterHardware
-from shardyard.planner.plan import Plan
+from shardyard.hardware.machine import Machine
+from shardyard.planner.plan import Plan, planned_cluster
 from shardyard.planner.plan_diff import IN_USE, Advice, Change, PlanDiff, diff_plans
 from shardyard.planner.ranks import RankPlacement
+from shardyard.report.next_steps import Lever
+from shardyard.report.run_data import RunRecord
 
 LORA_RANK = 16
 """Rank that is tried where a recipe has no adapters."""
@@ -326,3 +332,81 @@ def _rank(candidate: Replanned) -> tuple[int, float, float]:
     if plan.fits == "does not fit":
         return _FITS.index(plan.fits), plan.device_bytes, 0.0
     return _FITS.index(plan.fits), plan.step_s or 0.0, plan.device_bytes
+
+
+# The levers of a run that has been measured, for its report.
+
+_MOST_LEVERS = 3
+_LEAST_GAIN = 0.02
+"""Share of the step time; a smaller predicted gain is within the error of the plan."""
+
+
+def levers_of_run(record: RunRecord, step_time_s: float) -> tuple[Lever, ...]:
+    """Return the three best levers of a run, by the plan; none if it cannot be planned.
+
+    A lever keeps the batch and what is learned, fits into memory, and makes a step at least 2 %
+    faster. The predicted step time is scaled by the measured one.
+
+    Args:
+        step_time_s: Measured step time.
+    """
+    try:
+        advice = _advice_on(record)
+    except (ShardyardError, TypeError, ValueError):  # files of another version, an unknown model
+        return ()
+    if advice is None or advice.now.step_s is None:
+        return ()
+    found: dict[tuple[str, ...], Lever] = {}
+    for change in (*advice.levers, *advice.techniques):
+        plan = change.plan
+        if plan is None or plan.step_s is None or plan.fits not in ("fits", "unknown"):
+            continue
+        ratio = plan.step_s / advice.now.step_s
+        if ratio > 1 - _LEAST_GAIN or not all(map(may_change, _names(change.settings))):
+            continue
+        found[tuple(sorted(change.settings))] = Lever(
+            name=change.name, what=change.what, settings=change.settings,
+            step_time_s=step_time_s * ratio, gain=1 - ratio, device_bytes=plan.device_bytes,
+            note=change.note,
+        )  # fmt: skip
+    return tuple(sorted(found.values(), key=lambda lever: -lever.gain)[:_MOST_LEVERS])
+
+
+def _names(settings: Iterable[str]) -> list[str]:
+    return [setting.partition("=")[0] for setting in settings]
+
+
+def _advice_on(record: RunRecord) -> Advice | None:
+    """Plan the recipe of the attempt with most steps again, with each lever and technique.
+
+    None: its files are missing, it has phases, or no speed is predicted for its machine.
+
+    Raises:
+        ShardyardError: It cannot be planned.
+        TypeError, ValueError: Its manifest is of another version.
+    """
+    attempt = record.main_attempt
+    if attempt is None or attempt.resolved is None or attempt.plan is None:
+        return None
+    resolved = attempt.resolved
+    if resolved.phases or attempt.plan.step_s is None:
+        return None
+    content = attempt.manifest.get("machine")
+    machine = Machine(**content) if isinstance(content, dict) else None
+    asked = load_checked_recipe(
+        [record.run.attempt_recipe(attempt.number)], [], to_train=False, of_run=True
+    )
+    request = Request(
+        recipe=asked, as_written=asked, name=record.run.run_id, model_dir=None,
+        shape=resolved.shape, network=resolved.network,
+    )  # fmt: skip
+    replanner = Replanner(request, resolved.recipe, phase=0, machine=machine, calibration=None)
+    now = replanner.plan(()).plan
+    devices = now.layout.world_size // now.nodes
+    return advise(
+        replanner,
+        now,
+        cluster=planned_cluster(resolved.recipe, machine, devices_per_node=devices),
+        past=PastRuns(record.run.path / "none"),
+        ranks=RankPlacement(layout=now.layout, devices_per_node=devices),
+    )

@@ -41,7 +41,8 @@ from shardyard.errors import ShardyardError, StorageError
 from shardyard.io.files import create_text
 from shardyard.launchers.ledger_owner import check_writable
 from shardyard.log import info, warn
-from shardyard.report.run_data import read_run
+from shardyard.report.next_steps import Lever
+from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.report.write import write_report
 from shardyard.rundir.jsonl import EventWriter
@@ -80,7 +81,7 @@ def write_last_report(
     try:
         with _limited_to(remaining_s):
             summary = summarize(read_run(run))
-            write_report(run)
+            summary = write_report(run, suggest=_levers)
     except _OutOfTime:
         _warn(
             f"the {recipe.elastic.drain_timeout_s:g} s of elastic.drain_timeout_s are over; "
@@ -89,6 +90,13 @@ def write_last_report(
     except ShardyardError as error:  # how the training ended is what counts
         _warn(str(error))
     return summary
+
+
+def _levers(record: RunRecord, step_time_s: float) -> Sequence[Lever]:
+    # at the end only: with what plans again, a run would start later
+    from shardyard.control.suggestions import levers_of_run
+
+    return levers_of_run(record, step_time_s)
 
 
 def _warn(reason: str) -> None:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from shardyard.report.against_plan import memory_attempt, memory_by_rank
-from shardyard.report.run_data import RunRecord
+from shardyard.report.run_data import Line, RunRecord
 from shardyard.rundir.telemetry import (
     DEVICE_FIELDS,
     NODE_FIELDS,
@@ -29,6 +29,7 @@ from shardyard.rundir.telemetry import (
     nodes_with_telemetry,
     read_downsampled,
 )
+from shardyard.units import format_bytes
 
 MAX_POINTS = 600
 """Points of one curve; more cannot be seen and make the page heavy."""
@@ -48,8 +49,20 @@ def colour(variable: str) -> str:
 
 
 INK, MUTED, LINE = colour("ink"), colour("muted"), colour("line")
+_VISIBLE = 0.01
+"""Share of the longest step from which waiting for data is drawn."""
+
 BLUE, ORANGE, GREEN = colour("blue"), colour("orange"), colour("green")
 RED, GREY = colour("red"), colour("grey")
+
+_MOST_BARS = 8
+_REST = "measured rest"
+_MEMORY_COLOURS = {
+    "parameters": BLUE, "optimizer": GREEN, "gradients": ORANGE, "activations": colour("purple"),
+    "logits": colour("teal"), "others": colour("amber"), _REST: GREY,
+}  # fmt: skip
+"""Kind of memory, by the plan's names -> its colour. A run only measures the first two, and the
+sum of the others as the rest."""
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -86,18 +99,25 @@ _STYLE = {
 
 
 def panels(record: RunRecord) -> dict[str, str]:
-    """The panels that this run has data for: name -> SVG, in the order in which they are shown."""
-    if not record.steps:
-        return {}
-    drawn = {
-        "loss": draw("loss", lambda axes: _loss(axes, record)),
-        "throughput": draw("throughput", lambda axes: _throughput(axes, record)),
-        "step-time": draw("step-time", lambda axes: _step_time(axes, record)),
-        "grad-norm": draw("grad-norm", lambda axes: _grad_norm(axes, record)),
-        "learning-rate": draw("learning-rate", lambda axes: _learning_rate(axes, record)),
+    """The panels that this run has data for: name -> SVG, in the order in which they are shown.
+
+    A curve without a value, or with only zeros, has no panel.
+    """
+    painters = {
+        "loss": (_loss, "loss"),
+        "throughput": (_throughput, "tokens_per_s"),
+        "step-time": (_step_time, "step_time_s"),
+        "grad-norm": (_grad_norm, "grad_norm"),
+        "learning-rate": (_learning_rate, "lr"),
     }
-    if memory_by_rank(record, memory_attempt(record)):
-        drawn["memory"] = draw("memory", lambda axes: _memory(axes, record))
+    drawn = {
+        name: draw(name, partial(paint, record=record))
+        for name, (paint, key) in painters.items()
+        if any(_curve(record, key)[1])
+    }
+    rows = _rows_with_peaks(record)
+    if record.steps and rows:
+        drawn["memory"] = draw("memory", partial(_memory, record=record, rows=rows))
     return drawn
 
 
@@ -170,8 +190,8 @@ def _loss(axes: Axes, record: RunRecord) -> None:
         entropy = record.resolved.data.unigram_entropy
         axes.axhline(entropy, color=GREY, linestyle=(0, (4, 3)), linewidth=1)
         axes.annotate(
-            f"unigram entropy {entropy:.2f}", (1, entropy), xycoords=("axes fraction", "data"),
-            xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize=8,
+            f"unigram entropy {entropy:.2f}", (0, entropy), xycoords=("axes fraction", "data"),
+            xytext=(3, 3), textcoords="offset points", ha="left", color=MUTED, fontsize=8,
         )  # fmt: skip
     _mark_starts(axes, record)
     _finish(axes, f"Loss, nats per {record.unit}", legend=True)
@@ -188,13 +208,15 @@ def _throughput(axes: Axes, record: RunRecord) -> None:
 
 def _step_time(axes: Axes, record: RunRecord) -> None:
     xs, ys = _curve(record, "step_time_s")
+    waits = _curve(record, "data_wait_s")
+    has_waits = max(waits[1], default=0.0) >= _VISIBLE * max(ys)
     _plot(axes, xs, ys, color=BLUE, label="step")
-    xs, ys = _curve(record, "data_wait_s")
-    _plot(axes, xs, ys, color=ORANGE, label="of it, waiting for data")
+    if has_waits:
+        _plot(axes, *waits, color=ORANGE, label="of it, waiting for data")
     _from_zero(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(seconds_tick))
     _mark_starts(axes, record)
-    _finish(axes, "Step time", legend=True)
+    _finish(axes, "Step time", legend=has_waits)
 
 
 def _grad_norm(axes: Axes, record: RunRecord) -> None:
@@ -219,23 +241,76 @@ def _learning_rate(axes: Axes, record: RunRecord) -> None:
     _finish(axes, "Learning rate")
 
 
-def _memory(axes: Axes, record: RunRecord) -> None:
-    rows = memory_by_rank(record, memory_attempt(record))
-    ranks = [row["rank"] for row in rows]
-    peaks = [row.get("peak_bytes") or 0 for row in rows]
-    unit, size = ("GiB", 2**30) if max(peaks) >= 2**30 else ("MiB", 2**20)
-    parameters = [(row.get("parameters_bytes") or 0) / size for row in rows]
-    optimizer = [(row.get("optimizer_bytes") or 0) / size for row in rows]
-    held = [sum(pair) for pair in zip(parameters, optimizer, strict=True)]
-    rest = [max(0.0, peak / size - own) for peak, own in zip(peaks, held, strict=True)]
-    axes.bar(ranks, parameters, 0.6, color=BLUE, label="parameters")
-    axes.bar(ranks, optimizer, 0.6, bottom=parameters, color=GREEN, label="optimizer")
-    axes.bar(ranks, rest, 0.6, bottom=held, color=GREY, label="the rest at peak")
-    axes.set_xlim(min(ranks) - 0.8, max(ranks) + 0.8)
-    axes.set_ylim(0, 1.1 * max(max(held), max(peaks) / size) or 1.0)
-    _finish(axes, f"Memory, {unit}", legend=True, x_label="rank")
-    if len(ranks) <= 16:
-        axes.set_xticks(ranks)
+def _rows_with_peaks(record: RunRecord) -> list[Line]:
+    """Ranks whose peak is known to the end: all of a finished attempt, rank 0 of another."""
+    attempt = memory_attempt(record)
+    if attempt is None:
+        return []
+    rows = [row for row in memory_by_rank(record, attempt) if row.get("peak_bytes")]
+    return rows if attempt.last("run_finished") else rows[:1]
+
+
+def _memory(axes: Axes, record: RunRecord, rows: Sequence[Line]) -> None:
+    """Bars of what the plan counts and of what each rank measured, stacked by kind.
+
+    On a CPU, a rank's memory is that of its process. The part that Python and torch take before the
+    model exists is left out, because nothing else would be visible.
+    """
+    bars = _memory_bars(record, rows)
+    unit, size = ("GiB", 2**30) if max(sum(b.values()) for b in bars) >= 2**30 else ("MiB", 2**20)
+    kinds = [kind for kind in _MEMORY_COLOURS if any(bar.get(kind) for bar in bars)]
+    places = range(len(bars))
+    below = [0.0] * len(bars)
+    for kind in kinds:
+        heights = [bar.get(kind, 0) / size for bar in bars]
+        axes.bar(places, heights, 0.6, bottom=below, color=_MEMORY_COLOURS[kind], label=kind)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    process = _process_bytes(record, rows)
+    without = f", without {format_bytes(process)} of Python" if process else " of a rank"
+    axes.set_title(f"Memory{without}, {unit}")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    shown = places if len(bars) <= _MOST_BARS else (0, 1, len(bars) // 2, len(bars) - 1)
+    names = [] if record.plan is None else ["plan"]
+    names += [f"rank {row['rank']}" for row in rows]
+    axes.set_xticks(list(shown), [names[place] for place in shown])
+    axes.set_xlim(-0.8, max(len(bars) - 0.2, 2.8))
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=MUTED, handlelength=1.1,
+        reverse=True,
+    )  # fmt: skip
+
+
+def _memory_bars(record: RunRecord, rows: Sequence[Line]) -> list[dict[str, float]]:
+    """Bytes by kind: of the plan if there is one, then of each rank."""
+    bars: list[dict[str, float]] = []
+    if record.plan is not None:
+        planned: dict[str, float] = {}
+        for term in record.plan.memory:
+            kind = term.name if term.name in _MEMORY_COLOURS else "others"
+            planned[kind] = planned.get(kind, 0) + (term.bytes if term.name != "process" else 0)
+        bars.append(planned)
+    process = _process_bytes(record, rows)
+    for row in rows:
+        own = {
+            "parameters": row.get("parameters_bytes") or 0,
+            "optimizer": row.get("optimizer_bytes") or 0,
+        }
+        rest = max(0, row["peak_bytes"] - process - sum(own.values()))
+        bars.append({**own, _REST: rest})
+    return bars
+
+
+def _process_bytes(record: RunRecord, rows: Sequence[Line]) -> int:
+    """Bytes of a CPU process before its model exists; 0 on an accelerator."""
+    if record.resolved is None or record.resolved.recipe.cluster.device != "cpu":
+        return 0
+    own = [
+        (row.get("start_bytes") or 0)
+        - (row.get("parameters_bytes") or 0)
+        - (row.get("optimizer_bytes") or 0)
+        for row in rows
+    ]
+    return max(0, min(own))
 
 
 def _from_zero(axes: Axes) -> None:
@@ -299,6 +374,10 @@ def seconds_tick(value: float, _position: int) -> str:
 
 _MOST_LINES = 8
 _BUCKETS = 300
+_LEAST_RATE = 1024.0
+"""Bytes per second; a counter that never rises faster counts as zero and has no panel."""
+_GAP = 5.0
+"""Times the usual distance of samples from which a line is broken."""
 _MOST_SAMPLES = 1200
 _COLOURS = (
     BLUE, ORANGE, GREEN, RED, colour("purple"), colour("teal"), colour("amber"), colour("pink"),
@@ -336,7 +415,8 @@ def device_panels(record: RunRecord) -> dict[str, str]:
         series = _series(field, nodes)
         if field.kind == "counter" and field in DEVICE_FIELDS and not field.never_rests:
             continue  # errors are told in words
-        if any(value is not None for one in series for value in one.values):
+        least = _LEAST_RATE if field.kind == "counter" else 0.0
+        if any(value and value >= least for one in series for value in one.values):
             name = f"device-{field.name.replace('_', '-')}"
             paint = partial(_paint, field=field, series=series, record=record, span=span)
             found[name] = draw(name, paint)
@@ -421,11 +501,21 @@ def _paint(
 
 
 def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], *, color: str, label: str) -> None:
-    """A line over buckets; where samples are rarer than buckets, from number to number."""
-    known = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(y)]
-    is_sparse = len(known) < len(xs) / 2
-    pairs = known if is_sparse else list(zip(xs, ys, strict=True))
-    axes.plot(*zip(*pairs, strict=True), color=color, label=label, linewidth=1.1)
+    """A line over buckets; where samples are rarer than buckets, from number to number.
+
+    Between attempts there are no samples, and no line.
+    """
+    pairs = list(zip(xs, ys, strict=True))
+    known = [(x, y) for x, y in pairs if not math.isnan(y)]
+    if len(known) < len(xs) / 2:
+        usual = median([b[0] - a[0] for a, b in pairwise(known)]) if len(known) > 1 else 0.0
+        pairs = known[:1]
+        for before, after in pairwise(known):
+            if after[0] - before[0] > _GAP * usual:
+                pairs.append((before[0], math.nan))
+            pairs.append(after)
+    style = {"marker": "o", "markersize": 4} if len(known) == 1 else {}
+    axes.plot(*zip(*pairs, strict=True), color=color, label=label, linewidth=1.1, **style)
 
 
 def _mark_device_starts(axes: Axes, record: RunRecord, started_t: float, unit_s: float) -> None:
@@ -445,8 +535,8 @@ def _mark_device_starts(axes: Axes, record: RunRecord, started_t: float, unit_s:
 
 def _title(field: Field) -> str:
     if field.kind == "counter":
-        return f"{field.title}, bytes a second"
-    units = {"_c": "°C", "_w": "W", "_mhz": "MHz", "_bytes": "bytes"}
+        return f"{field.title}, a second"
+    units = {"_c": "°C", "_w": "W", "_mhz": "MHz"}
     unit = next((text for end, text in units.items() if field.name.endswith(end)), "")
     return f"{field.title}, {unit}" if unit else field.title
 
@@ -454,4 +544,6 @@ def _title(field: Field) -> str:
 def _ticks(field: Field) -> EngFormatter | FuncFormatter:
     if field.name.endswith("utilisation"):
         return FuncFormatter(lambda value, _: f"{value:.0%}")
-    return EngFormatter(sep=" ") if "bytes" in field.name else FuncFormatter(lambda v, _: f"{v:g}")
+    if "bytes" in field.name:
+        return EngFormatter(unit="B/s" if field.kind == "counter" else "B")
+    return FuncFormatter(lambda value, _: f"{value:g}")

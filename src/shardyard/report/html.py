@@ -75,6 +75,7 @@ td.k { white-space: nowrap; } td.w { overflow-wrap: anywhere; min-width: 14ch; }
 td.t { color: var(--muted); font-size: 13px; min-width: 24ch; }
 code, pre { font-family: var(--mono); font-size: 13px; }
 code.kind { white-space: nowrap; }
+.copy { user-select: all; } code.copy { overflow-wrap: normal; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .prompt { color: var(--blue); font-weight: 600; }
 .bar { display: flex; height: 26px; border-radius: 6px; overflow: hidden; background: var(--line);

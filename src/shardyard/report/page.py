@@ -199,6 +199,9 @@ def _row(term: ProfileTerm, profile: ProfileSummary) -> tuple[str, ...]:
 # Pure: a run's record and its numbers in, text out. Everything that came from outside (prompts,
 # paths, causes) passes through ``esc``, which escapes it.
 
+_TILES = "grid-template-columns: repeat(auto-fit, minmax(min(45%, 220px), 1fr))"
+"""Columns of the tiles: four on a wide page, two on a phone."""
+
 MAX_COLUMNS = 4
 """Attempts with a column of their own; with more, only their sum has one."""
 
@@ -214,18 +217,20 @@ def render(
     """
     parts = [
         _header(record, summary),
+        _what_to_change(summary),
         _curves(_of(panels, is_of_devices=False), no_charts_reason or "No step was finished yet."),
+        _sample(record),
         _devices(summary, panels),
         sources_section(record),
         _attempts(summary),
         _wall_time(summary),
         _comparison(record, summary.comparisons),
         _profiles(record),
-        _sample(record),
         _checkpoints(record),
         _timeline(record),
         _settings(record),
         _manifest(record),
+        _commands(summary),
     ]
     body = "\n".join(part for part in parts if part)
     footer = (
@@ -246,9 +251,40 @@ def _header(record: RunRecord, summary: Summary) -> str:
 <h1>{esc(summary.run_id)} <span class="badge {summary.state}">{summary.state}</span></h1>
 <p class="lead">{esc(summary.sentence())}</p>
 {why}{line}
-{render_tiles(tiles(summary))}
+{render_tiles(tiles(summary), style=_TILES)}
 {mfu}{cost}{_trackers(summary)}
 </header>"""
+
+
+def _what_to_change(summary: Summary) -> str:
+    """Return findings and levers, the best first; empty if there are none."""
+    told = "".join(f"<p>{esc(text)}</p>" for text in summary.findings)
+    rows = [
+        (
+            esc(lever.name),
+            f'<code class="copy">{esc(" ".join(lever.settings))}</code>',
+            esc(format_seconds(summary.step_time_s or 0.0)),
+            esc(format_seconds(lever.step_time_s)),
+            f"-{format_percent(lever.gain)}",
+            esc(lever.effect),
+        )
+        for lever in summary.levers
+    ]
+    heads = ["lever", "override", "#step measured", "#step predicted", "#gain", ""]
+    table = render_table(heads, rows) if rows else ""
+    if not told and not table:
+        return ""
+    body = f'<div class="card">{told}{table}</div>'
+    return render_section("what-to-change", "What to change", body)
+
+
+def _commands(summary: Summary) -> str:
+    told = "".join(
+        f'<p class="muted">{esc(each.purpose[0].upper() + each.purpose[1:])}</p>'
+        f'<pre class="copy">{esc(each.command)}</pre>'
+        for each in summary.commands
+    )
+    return render_section("commands", "Commands to copy", f'<div class="card">{told}</div>')
 
 
 def _trackers(summary: Summary) -> str:
@@ -426,7 +462,10 @@ def _sample(record: RunRecord) -> str:
     prompt = record.resolved.recipe.task.prompt if record.resolved else ""
     text = record.sample
     if prompt and text.startswith(prompt):
-        shown = f'<span class="prompt">{esc(prompt)}</span>{esc(text[len(prompt) :])}'
+        written = text[len(prompt) :]
+        shown = f'<span class="prompt">{esc(prompt)}</span>{esc(written)}'
+        if not written.strip():
+            shown += '<span class="muted"> (only white space)</span>'
     else:
         shown = esc(text)
     drawn = record.sampling_method

@@ -1,5 +1,6 @@
 """The numbers of a report, computed once: the page, the Markdown and ``--json`` print the same."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ from shardyard.report.against_plan import (
 from shardyard.report.attempts import AttemptResult, RanksPace, main_lines, paces, results
 from shardyard.report.cost import RunCost, cost_of
 from shardyard.report.health import Health, health_of
+from shardyard.report.next_steps import Command, Lever, commands, findings
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import (
     EFFECTIVE_DEFINITION,
@@ -25,6 +27,14 @@ from shardyard.report.walltime import (
 )
 from shardyard.rundir.network import ObservedNetwork, network_of
 from shardyard.units import format_count, format_seconds
+
+Suggest = Callable[[RunRecord, float], Sequence[Lever]]
+"""From a run and its measured step time in seconds to levers, the best first."""
+
+
+def no_levers(_record: RunRecord, _step_time_s: float) -> tuple[Lever, ...]:
+    """Plan none."""
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +105,12 @@ class Summary:
     """Name of a tracker that the run was sent to -> where it shows the run."""
     cost: RunCost | None
     """None: no price of its machines was known."""
+    levers: tuple[Lever, ...]
+    """Changes of settings that make a step faster by the plan, the best first."""
+    findings: tuple[str, ...]
+    """Sentences on data wait, communication and memory beyond their thresholds."""
+    commands: tuple[Command, ...]
+    """Commands to copy."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; each comparison with its error, each attempt with its result."""
@@ -172,8 +188,12 @@ def _s(number: int) -> str:
     return "" if number == 1 else "s"
 
 
-def summarize(record: RunRecord) -> Summary:
-    """Compute a report's numbers."""
+def summarize(record: RunRecord, *, suggest: Suggest = no_levers) -> Summary:
+    """Compute a report's numbers.
+
+    Args:
+        suggest: Plans the levers; ``control/suggestions.py`` has one that does.
+    """
     last = record.steps[-1] if record.steps else {}
     evaluations = [line["eval"] for line in record.evaluations]
     newest_eval = evaluations[-1] if evaluations else {}
@@ -221,6 +241,11 @@ def summarize(record: RunRecord) -> Summary:
         network=network_of(record.last("network") or {}),
         trackers=_trackers(record),
         cost=cost_of(record, times, last_step=_steps_planned(record)),
+        levers=()
+        if main is None or main.step_time_s is None
+        else tuple(suggest(record, main.step_time_s)),
+        findings=findings(record, main_lines(record, main)),
+        commands=commands(record),
     )
 
 

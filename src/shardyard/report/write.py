@@ -13,7 +13,7 @@ from shardyard.report.html import (
 )
 from shardyard.report.page import HEADS, profile_rows, profile_words, render, tiles
 from shardyard.report.run_data import RunRecord, read_run
-from shardyard.report.summary import Summary, summarize
+from shardyard.report.summary import Suggest, Summary, no_levers, summarize
 from shardyard.report.walltime import PHASES, WAITING
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_error, format_percent, format_seconds, format_value
@@ -32,6 +32,7 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
     blocks += [] if summary.cost is None else [escape_markdown(summary.cost.words())]
     blocks.append(escape_markdown(summary.health.words))
     blocks += [f"- {escape_markdown(text)}" for text in summary.health.problems]
+    blocks += _what_to_change(summary)
     blocks += _attempts(summary)
     blocks += ["## Where the time went", summary.effective_words(), _phases(summary)]
     if summary.comparisons:
@@ -52,8 +53,20 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
     if record.sample:
         drawn = record.sampling_method
         blocks += [f"## Sample{f', {drawn}' if drawn else ''}", _fenced(record.sample)]
+    copied = [f"# {each.purpose}\n{each.command}" for each in summary.commands]
+    blocks += ["## Commands", "```sh\n" + "\n".join(copied) + "\n```"]
     blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")
     return sanitize("\n\n".join(blocks) + "\n")
+
+
+def _what_to_change(summary: Summary) -> list[str]:
+    if not (summary.levers or summary.findings):
+        return []
+    told = [f"- {escape_markdown(text)}" for text in summary.findings]
+    for lever in summary.levers:
+        words = escape_markdown(f"{lever.name}: {lever.words(summary.step_time_s or 0.0)}.")
+        told.append(f"- {words} `{' '.join(lever.settings)}`")
+    return ["## What to change", *told]
 
 
 def _phases(summary: Summary) -> str:
@@ -92,15 +105,18 @@ def _fenced(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
-def write_report(run: RunDir) -> Summary:
+def write_report(run: RunDir, *, suggest: Suggest = no_levers) -> Summary:
     """Write both files and return their numbers; without pictures where none can be drawn.
+
+    Args:
+        suggest: Plans the levers; without it, the report has none.
 
     Raises:
         RequestError: The folder holds no attempt.
         StorageError: The folder cannot be written.
     """
     record = read_run(run)
-    summary = summarize(record)
+    summary = summarize(record, suggest=suggest)
     why_none = charts_unavailable_reason()
     panels = {} if why_none else _panels(record)
     write_text(run.report_html, render(record, summary, panels, no_charts_reason=why_none))
