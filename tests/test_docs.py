@@ -81,11 +81,20 @@ def commands() -> Iterator[Command]:
 COMMANDS = list(commands())
 
 
+_NAMED = re.compile(
+    r"^```(?:yaml|toml|python|bash)\n(# ([\w-]+\.(?:yaml|toml|py|sh))\n.*?)^```$", re.M | re.S
+)
+_JSON = re.compile(r"^.*`([\w-]+\.json)`:\n\n```json\n(.*?)^```$", re.M | re.S)
+
+
 def files_of(page: Path) -> dict[str, str]:
-    """Files that a page tells its reader to save: blocks of YAML that begin with their name."""
-    blocks = [block for language, block in _FENCED.findall(page.read_text()) if language == "yaml"]
-    named = [(re.match(r"# ([\w-]+\.yaml)\n", block), block) for block in blocks]
-    return {name[1]: block for name, block in named if name}
+    """Files that a page tells its reader to save.
+
+    A block begins with their name; JSON has no comments, so the sentence before it ends with it.
+    """
+    text = page.read_text()
+    named = {name: block for block, name in _NAMED.findall(text)}
+    return named | dict(_JSON.findall(text))
 
 
 def is_printed(shown: str, printed: str) -> bool:

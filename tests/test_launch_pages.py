@@ -151,7 +151,7 @@ def test_a_command_of_a_page_runs(
         assert code == 0, said.err
         _refuse_paths_of_this_machine(said.out, line, tmp_path)
     written = {"runs"} if is_planned else set()
-    saved = {path.name for path in tmp_path.glob("*.yaml")}
+    saved = {name for way in WAYS for name in files_of(way)}
     assert {path.name for path in tmp_path.iterdir()} == {"examples", "clusters"} | saved | written
 
 

@@ -33,6 +33,7 @@ PARTS = {
         "docs/tutorials/imagenet-on-spot-nodes.md",
         "docs/tutorials/llama2-70b.md",
         "docs/tutorials/bert-on-aws-batch.md",
+        "docs/tutorials/move-a-job.md",
     ),
     "How-to": (
         "docs/chat.md",

@@ -6,7 +6,6 @@ print, with ``...`` for what differs from run to run.
 """
 
 import os
-import re
 import shlex
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +21,8 @@ from shardyard.cluster.delete import remove
 from tests.cluster import batch_stand_in, stand_in
 from tests.cluster.clients import client_of, playing_aws
 from tests.cluster.test_batch_life import open_default_group
-from tests.test_docs import _FENCED, ROOT, files_of
+from tests.docs.shown import not_printed, steps_of
+from tests.test_docs import ROOT, files_of
 
 pytestmark = pytest.mark.heavy
 
@@ -65,31 +65,11 @@ def _stand_in_for(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
         monkeypatch.setattr(f"{at}.{name}", partial(act, **FAST))
 
 
-def _steps_of(page: str) -> list[tuple[list[str], list[str]]]:
-    """Lines for a shell of each block, in their order, and what the page shows of their output."""
-    blocks = _FENCED.findall((ROOT / f"docs/tutorials/{page}.md").read_text())
-    behind = [*blocks[1:], ("", "")]
-    return [
-        (lines.splitlines(), shown.splitlines() if kind == "text" else [])
-        for (language, lines), (kind, shown) in zip(blocks, behind, strict=True)
-        if language == "sh"
-    ]
-
-
 def _export(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, _, value = word.partition("=")
     value = value.replace("$PWD", os.getcwd())  # noqa: PTH109
     assert Path(value).is_file(), f"{value} is not there yet"
     monkeypatch.setenv(name, value)
-
-
-def _not_printed(shown: list[str], printed: str) -> list[str]:
-    """Lines of a page that are not in what was printed; any number of blanks is the same."""
-    text = "\n".join(" ".join(line.split()) for line in printed.splitlines())
-    parts = {
-        line: [re.escape(" ".join(part.split())) for part in line.split("...")] for line in shown
-    }
-    return [line for line in shown if not re.search(r"[^\n]*".join(parts[line]), text)]
 
 
 @pytest.mark.parametrize("page", ["llama2-on-eks", "imagenet-on-spot-nodes", "bert-on-aws-batch"])
@@ -101,13 +81,13 @@ def test_the_lines_of_a_page_work_one_behind_the_other(
     for name, text in files_of(ROOT / f"docs/tutorials/{page}.md").items():
         (tmp_path / name).write_text(text)
     ran = []
-    for lines, shown in _steps_of(page):
+    for step in steps_of(ROOT / f"docs/tutorials/{page}.md"):
         printed = ""
-        for line in lines:
+        for line in step.commands if not step.is_console else ():
             words = shlex.split(line, comments=True)
             if words[0] == "export":
                 _export(words[1], monkeypatch)
-            if words[0] != "shardyard" or "RUN" in words or (words[1] == "plan" and not shown):
+            if words[0] != "shardyard" or "RUN" in words or (words[1] == "plan" and not step.shown):
                 continue
             asks = words[1:3] in (
                 ["cluster", "create"], ["cluster", "scale"], ["cluster", "delete"]
@@ -117,7 +97,7 @@ def test_the_lines_of_a_page_work_one_behind_the_other(
             assert code == 0, f"{line}\n{said.out}{said.err}"
             printed += said.out + said.err
             ran.append(" ".join(words[1:3]))
-        assert not printed or _not_printed(shown, printed) == [], printed
+        assert not printed or not_printed(step.shown, printed) == [], printed
     ran = [words for words in ran if not words.startswith("plan ")]
     assert ran[0] == "cluster create" and "cluster delete" in ran
     assert client_of("cloudformation").describe_stacks()["Stacks"] == before == []
