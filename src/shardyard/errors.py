@@ -19,20 +19,43 @@
     │   └── LostError             3: the connection broke; retrying may help
     └── AccessError               4: permission is missing
 
-A message has three parts: where and what (with the offending value), why, what to do now.
+A message has three parts: where and what (with the offending value), why, what to do now. Where a
+page of the documentation helps, ``page`` names it and its section, and ``described`` shows it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from shardyard.io.sanitize import sanitize
 
 
 class ShardyardError(Exception):
-    """Base of all errors raised on purpose; its text is shown to the user as it is."""
+    """Base of all errors raised on purpose; its text is shown to the user as it is.
+
+    Args:
+        page: Page and section of the documentation, such as ``hangs#pauses``; empty: that of the
+            class.
+    """
 
     exit_code: ClassVar[int] = 1
+    page: str = ""
+    """Page and section that explain it; empty: none."""
+
+    def __init__(self, *arguments: object, page: str = "") -> None:
+        super().__init__(*arguments)
+        if page:
+            self.page = page
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a program of ours answers in place of its result."""
+        page = {"page": self.page} if self.page else {}
+        return {"error": str(self), "exit_code": self.exit_code, **page}
+
+    @property
+    def described(self) -> str:
+        """The message, and on a last line the page that explains it."""
+        return f"{self}\ndocs: {self.page}" if self.page else str(self)
 
 
 class RequestError(ShardyardError):
@@ -63,16 +86,22 @@ class RecipeError(RequestError):
         problems: All that is wrong.
         source: What was read, to name it: a file, or "recipe".
         hint: What to do now, where it is the same for all problems.
+        page: As for any error.
     """
 
     def __init__(
-        self, problems: Sequence[Problem], source: str = "recipe", *, hint: str = ""
+        self,
+        problems: Sequence[Problem],
+        source: str = "recipe",
+        *,
+        hint: str = "",
+        page: str = "",
     ) -> None:
         self.problems = tuple(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = f"\n{hint}" if hint else ""
-        super().__init__(sanitize(f"{source} has {count}:\n{lines}{end}"))
+        super().__init__(sanitize(f"{source} has {count}:\n{lines}{end}"), page=page)
 
 
 class SetUpError(RequestError):
@@ -103,6 +132,7 @@ class SourceError(DataError):
     """A file of ``data.source`` cannot be used as it is; asking again unchanged cannot help."""
 
     exit_code = 2
+    page = "troubleshooting#data-is-rejected"
 
 
 class RejectedRowError(SourceError):
@@ -130,9 +160,13 @@ class CheckpointError(ShardyardError):
 class StorageError(CheckpointError):
     """The file system rejected a write: full, read-only or gone."""
 
+    page = "troubleshooting#disk-full-or-checkpoint-damaged"
+
 
 class NotFiniteError(CheckpointError):
     """The state to be saved holds NaN or infinity: training could not continue from it."""
+
+    page = "troubleshooting#loss-is-nan-or-spikes"
 
 
 class LostRankError(CheckpointError):
@@ -149,11 +183,14 @@ class TrainingError(ShardyardError):
 class OutOfMemoryError(TrainingError):
     """A device, or the host, has too little memory for a step of this training."""
 
+    page = "troubleshooting#does-not-fit-or-cuda-out-of-memory"
+
 
 class LostNodeError(ShardyardError):
     """Another node of the job is gone, or never came; a restart of all nodes may continue."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
+    page = "troubleshooting#killed-workers-and-exit-codes"
 
 
 class CapacityError(ShardyardError):

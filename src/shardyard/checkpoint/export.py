@@ -500,9 +500,9 @@ def main(argv: list[str]) -> int:
         told = _export(asked)
     except ShardyardError as error:
         if asked.answer:
-            print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+            print(json.dumps(error.to_json()))
         else:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error.described}", file=sys.stderr)
         return error.exit_code
     if asked.answer:
         print(json.dumps(told))

@@ -168,7 +168,7 @@ def main(argv: list[str]) -> int:
     try:
         end = list_run(RunDir(asked.run_dir), asked.step, report_file)
     except ShardyardError as error:
-        _print({"error": str(error), "exit_code": error.exit_code})
+        _print(error.to_json())
         return error.exit_code
     _print({"end": asdict(end)})
     return 0

@@ -8,6 +8,7 @@
 import difflib
 import importlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,67 @@ _EXIT_CODES = (
 )
 
 
+_OTHER_WORDS = {
+    "start": "train",
+    "run": "train",
+    "fit": "train",
+    "finetune": "train",
+    "submit": "launch",
+    "stop": "cancel",
+    "kill": "cancel",
+    "delete": "teardown",
+    "rm": "teardown",
+    "list": "runs",
+    "ls": "runs",
+    "ps": "runs",
+    "show": "status",
+    "continue": "resume",
+    "log": "logs",
+    "convert": "import",
+    "validate": "config",
+    "check": "doctor",
+    "tokenize": "prepare",
+}
+"""Verb of other programs -> the verb that is meant."""
+
+
 _STARTS = frozenset({"train", "resume", "launch", "scale", "study", "drill", "bench"})
 """Verbs that start something which must not be started twice."""
+
+
+_WORDS = "shardyard.words"
+"""Key of the words after `shardyard` in the context."""
+
+
+def _no_verb(words: Sequence[str]) -> str:
+    """Say which verb is meant, as a command to paste."""
+    verb, *rest = words
+    near = [_OTHER_WORDS[verb]] if verb in _OTHER_WORDS else []
+    near = near or difflib.get_close_matches(verb, _VERBS, n=1)
+    if not near:
+        return f"there is no verb {verb!r}. Verbs are {', '.join(_VERBS)}."
+    return f"there is no verb {verb!r}. Did you mean `{shlex.join(['shardyard', near[0], *rest])}`?"
+
+
+def _no_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
+    """Say which option or setting is meant."""
+    name = f"there is no option {error.option_name}."
+    if error.possibilities:
+        return f"{name} Did you mean {' or '.join(sorted(error.possibilities))}?"
+    command = None if error.ctx is None else error.ctx.command
+    parameters = [] if command is None else command.params
+    if not any(each.name in ("recipe", "overrides") for each in parameters):
+        options = [each.opts[0] for each in parameters if isinstance(each, click.Option)]
+        return f"{name} It has {', '.join(options)}."
+    from shardyard.config.validate import nearest  # only here: it imports the schema
+
+    key, equals, value = error.option_name.lstrip("-").replace("-", "_").partition("=")
+    setting = nearest(key, None)
+    place = words.index(error.option_name) + 1 if error.option_name in words else len(words)
+    if not equals and place < len(words):
+        value = words[place]
+    meant = f"Did you mean {setting}={value or 'VALUE'}?" if setting else "Such as run.steps=100."
+    return f"{name} Settings have no dashes, they are section.key=value. {meant}"
 
 
 class _Verbs(click.Group):
@@ -126,10 +186,19 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb = args[0]
         if verb not in _VERBS and not verb.startswith("-"):
-            near = difflib.get_close_matches(verb, _VERBS, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Verbs are {', '.join(_VERBS)}."
-            raise click.UsageError(f"there is no verb {verb!r}. {hint}", ctx)
+            raise click.UsageError(_no_verb(args), ctx)
+        ctx.meta[_WORDS] = list(args)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise click.UsageError(_no_option(error, ctx.meta[_WORDS]), error.ctx) from error
+        except click.MissingParameter as error:
+            verb = ctx.meta[_WORDS][0]
+            text = f"{error.format_message().rstrip('.')}. For example: {_EXAMPLES[verb]}."
+            raise click.UsageError(text, error.ctx) from error
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         """Verbs from the table: click's own way would import them all."""

@@ -1,6 +1,7 @@
 """`shardyard launch`: shows the plan and its price, asks, and submits a remote run."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,13 @@ from shardyard.cli.options import (
 from shardyard.cli.watch import watch
 from shardyard.control.hub_access import access_errors
 from shardyard.control.job import LaunchedJob
-from shardyard.control.launch import proposal_of, submitted
+from shardyard.control.launch import proposal_of, rejection, submitted
 from shardyard.control.submission import (
     Proposal,
     describe,
     launcher_named,
     refusals,
 )
-from shardyard.errors import RequestError
 from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.registry import LAUNCHERS
 
@@ -71,7 +71,8 @@ def command(
     asked = SubmitOptions(**terms)
     if on is None:
         raise click.UsageError(
-            f"--on is missing: where to run, one of {', '.join(LAUNCHERS)}. For example: --on slurm"
+            f"--on is missing: where to run, one of {', '.join(LAUNCHERS)}. For example: "
+            f"{shlex.join(['shardyard', 'launch', *recipe, '--on', 'slurm'])}."
         )
     launcher = launcher_named(on, launchers_in(context))
     words = (*recipe, *as_override(max_usd))
@@ -96,15 +97,15 @@ def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
     for line in describe(proposal, in_full=terms.dry_run):
         echo_err(line)
     against = refusals(proposal)
-    if not terms.dry_run:  # which asks no service
-        against += access_errors(proposal.request.recipe, proposal.launcher)
+    # a dry run asks no service
+    hub = [] if terms.dry_run else access_errors(proposal.request.recipe, proposal.launcher)
     if terms.dry_run:
         for reason in against:
-            echo_err(f"warning: it would be refused: {reason}")
+            echo_err(f"warning: it would be rejected: {reason}")
         print_request(proposal, as_json=terms.as_json)
         return False
-    if against and not terms.is_forced:
-        raise RequestError("\n".join(against))
+    if (against or hub) and not terms.is_forced:
+        raise rejection(proposal, against, hub)
     confirm(question, is_yes=terms.is_yes)
     return True
 

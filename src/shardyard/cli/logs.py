@@ -1,4 +1,4 @@
-"""`shardyard logs`: output of a launched run, of one node or of all merged."""
+"""`shardyard logs`: output of a run, of one node or of all merged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +12,14 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.control.job import LaunchedJob, Which, find_launched
+from shardyard.control.follow import replay
+from shardyard.control.job import LaunchedJob, Which, is_trained_here, launched_of
 from shardyard.errors import RequestError
 from shardyard.io.sanitize import log_line
 from shardyard.io.terminal import echo, echo_raw
 from shardyard.launchers.base import LogLine
 from shardyard.launchers.log_markers import parse, rebuild
+from shardyard.rundir.layout import RunDir, find_run
 
 
 @click.command()
@@ -42,18 +44,37 @@ def command(
 ) -> None:
     """Print the output of RUN (path, id or its beginning).
 
+    Of a run that `shardyard train` started: its log, or with --all the logs of its ranks.
+
     Control characters are shown as text, such as \\x1b.
     """
     if is_all and node is not None:
         raise click.UsageError("--node and --all exclude each other.")
     which: Which = "side" if is_side else "any"
-    launched = find_launched(run, runs_dir, launchers_in(context), which=which)
+    run_dir = find_run(run, runs_dir)
+    if is_trained_here(run_dir) and not is_side:
+        _print_trained(run_dir, node=node, is_all=is_all, follow=follow)
+        return
+    launched = launched_of(run_dir, launchers_in(context), which=which)
     if node is not None and node >= (nodes := launched.most_nodes()):
         raise RequestError(
             f"--node {node}: run {launched.run_dir.run_id} has at most {nodes} nodes, numbered "
             f"from 0. Give at most {nodes - 1}, or --all."
         )
     print_lines(launched, node=None if is_all else node or 0, follow=follow, is_raw=is_raw)
+
+
+def _print_trained(run_dir: RunDir, *, node: int | None, is_all: bool, follow: bool) -> None:
+    if node:
+        raise RequestError(
+            f"--node {node}: run {run_dir.run_id} was trained on one node, number 0. Use --all for "
+            "the logs of all ranks."
+        )
+    replay(run_dir, echo, is_followed=follow)
+    logs = sorted((run_dir.path / "logs").glob("attempt-*/rank-*.log")) if is_all else []
+    for log in logs:
+        for line in log.read_text(errors="replace").splitlines():
+            echo(f"{log.parent.name} {log.stem} | {log_line(line)}")
 
 
 def print_lines(

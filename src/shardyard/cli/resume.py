@@ -102,7 +102,14 @@ def command(
             back_to=back_to,
         )
     is_dry_run, as_json = terms["dry_run"], terms["as_json"]
-    return _train_on(run_dir, overrides, back_to, dry_run=is_dry_run, as_json=as_json)
+    return _train_on(
+        run_dir,
+        overrides,
+        back_to,
+        dry_run=is_dry_run,
+        is_forced=terms["is_forced"],
+        as_json=as_json,
+    )
 
 
 def _train_on(
@@ -111,10 +118,13 @@ def _train_on(
     back_to: RollbackTarget | None,
     *,
     dry_run: bool,
+    is_forced: bool,
     as_json: bool,
 ) -> int:
     """Continue a run here."""
-    attempt, is_over = next_attempt(run_dir, overrides, back_to=back_to)
+    attempt, is_over = next_attempt(
+        run_dir, overrides, back_to=back_to, is_forced=is_forced or dry_run
+    )
     if dry_run or is_over:
         if attempt.lease is not None:
             attempt.lease.close()

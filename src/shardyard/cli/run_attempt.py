@@ -22,6 +22,8 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     if trained.exit_code != 0:
         is_error = trained.answer["outcome"] == "failed"
         echo_err(f"{'error: ' if is_error else ''}{trained.answer['message']}")
+        if trained.page:
+            echo_err(f"docs: {trained.page}")
     return trained.exit_code
 
 

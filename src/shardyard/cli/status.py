@@ -1,4 +1,4 @@
-"""`shardyard status`: what the scheduler says of a launched run, and how far it has come."""
+"""`shardyard status`: state of a run, its job if it was launched, and its progress."""
 
 import json
 from dataclasses import asdict
@@ -14,14 +14,29 @@ from shardyard.cli.options import (
     side_option,
 )
 from shardyard.control.follow import describe_stall
-from shardyard.control.job import LaunchedJob, Which, describe_job, fetch_progress, find_launched
+from shardyard.control.job import (
+    LaunchedJob,
+    Which,
+    describe_job,
+    fetch_progress,
+    is_trained_here,
+    launched_of,
+)
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.io.terminal import echo, print_table
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.log import warn
+from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.network import ObservedNetwork, read_network
-from shardyard.rundir.state import RunState, Spending, read_spending, read_state, unreadable
+from shardyard.rundir.state import (
+    RunState,
+    Spending,
+    read_spending,
+    read_state,
+    read_state_in_list,
+    unreadable,
+)
 from shardyard.units import format_usd
 
 
@@ -36,7 +51,11 @@ def command(
 ) -> None:
     """Show the state of RUN (path, id or its beginning) and of its job."""
     which: Which = "side" if is_side else "any"
-    launched = find_launched(run, runs_dir, launchers_in(context), which=which)
+    run_dir = find_run(run, runs_dir)
+    if is_trained_here(run_dir) and not is_side:
+        _print_trained(run_dir, as_json=as_json)
+        return
+    launched = launched_of(run_dir, launchers_in(context), which=which)
     status = launched.status()
     if launched.is_side:
         _print_side_job(launched, status, as_json=as_json)
@@ -53,6 +72,26 @@ def command(
         echo(json.dumps(content, indent=1))
         return
     print_table(("", "", ""), _rows(launched, status, state, spending, network))
+
+
+def _print_trained(run_dir: RunDir, *, as_json: bool) -> None:
+    """Show a run that `shardyard train` started: it has no job, and the keys of one are null."""
+    state = read_state_in_list(run_dir)
+    if not as_json:
+        rows = [("run", state.id, _run_words(state)), ("job", "-", "started by `shardyard train`")]
+        print_table(("", "", ""), [*rows, *_progress_rows(state)])
+        return
+    job = dict.fromkeys(("launcher", "job_id", "job_name", "exit_code", "spent", "max_usd"))
+    content = {
+        "run_id": state.id,
+        **job,
+        "state": state.state,
+        "reason": state.stop_reason or "",
+        "nodes": [],
+        "run": asdict(state),
+        "network": None,
+    }
+    echo(json.dumps(content, indent=1))
 
 
 def _read_run(
@@ -102,24 +141,29 @@ def _rows(
         ("job", job.id, f"{job.name} on {job.launcher}"),
         ("state", status.state.value, _state_words(status)),
     ]
+    rows += _progress_rows(state)
+    if network is not None:
+        rows.append(("network", network.words, f"according to {network.said_by}"))
+    if spending is not None:
+        rows.append(("spent", format_usd(spending.usd), _price_words(launched, spending)))
+    return rows + [("node", name, words) for name, words in status.nodes]
+
+
+def _progress_rows(state: RunState) -> list[tuple[str, str, str]]:
+    rows = []
     if state.step is not None:
         loss = "not finite" if state.loss is None else f"loss {state.loss:.4f}"
         phase = "" if state.phase is None else f"phase {state.phase}, "
         rows.append(("step", f"{state.step:,}", f"{phase}{loss}"))
     if state.no_step_s is not None:
         rows.append(("stalled", "", describe_stall(state.no_step_s, state.usual_step_s)))
-    rows += [("left out", f"node {each.node_rank}", f"{each.node}: {each.cause}")
-             for each in state.left_out]  # fmt: skip
-    if network is not None:
-        rows.append(("network", network.words, f"as {network.said_by} says"))
-    if spending is not None:
-        rows.append(("spent", format_usd(spending.usd), _price_words(launched, spending)))
-    return rows + [("node", name, words) for name, words in status.nodes]
+    return rows + [("excluded", f"node {each.node_rank}", f"{each.node}: {each.cause}")
+                   for each in state.left_out]  # fmt: skip
 
 
 def _run_words(state: RunState) -> str:
     if state.state == "new":
-        return "nothing was heard of it yet"
+        return "no events yet"
     if state.problem is not None:
         return f"{state.state}: {state.problem}"
     if state.stop_reason is None or state.state == "running":

@@ -17,10 +17,14 @@ from shardyard.io.terminal import echo
 @click.option(
     "--dry-run", is_flag=True, help="Prepare the data and print the plan; start no training."
 )
+@click.option(
+    "--force", "is_forced", is_flag=True, help="Start even if the plan says it does not fit."
+)
 @json_option
-def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
+def command(recipe: tuple[str, ...], *, dry_run: bool, is_forced: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""
-    attempt = first_attempt(Request.read(recipe, runs_here=True))
+    request = Request.read(recipe, runs_here=True)
+    attempt = first_attempt(request, is_forced=is_forced or dry_run)
     if dry_run:
         prediction = attempt.plan()
         content = json.dumps(None if prediction is None else prediction.to_json(), indent=1)

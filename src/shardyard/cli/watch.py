@@ -14,11 +14,20 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.control.job import LaunchedJob, Which, exit_code_of, find_launched, wait_until
+from shardyard.control.follow import replay
+from shardyard.control.job import (
+    LaunchedJob,
+    Which,
+    exit_code_of,
+    is_trained_here,
+    launched_of,
+    wait_until,
+)
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
-from shardyard.io.terminal import echo_err
+from shardyard.io.terminal import echo, echo_err
 from shardyard.launchers.base import JobState, JobStatus
-from shardyard.rundir.state import resume_words
+from shardyard.rundir.layout import find_run
+from shardyard.rundir.state import read_state, resume_words
 
 
 @click.command()
@@ -44,7 +53,11 @@ def command(
     Ctrl-C stops following, not the job. Control characters are shown as text, such as \\x1b.
     """
     which: Which = "side" if is_side else "any"
-    launched = find_launched(run, runs_dir, launchers_in(context), which=which)
+    run_dir = find_run(run, runs_dir)
+    if is_trained_here(run_dir) and not is_side:
+        replay(run_dir, echo, is_followed=True)
+        return 0 if read_state(run_dir).state == "finished" else 1
+    launched = launched_of(run_dir, launchers_in(context), which=which)
     return watch(launched, node=None if is_all else 0, is_raw=is_raw)
 
 

@@ -176,7 +176,8 @@ def _read(file: Path) -> dict[str, Any]:
     except IsADirectoryError as error:
         inside = _yaml_files(file)
         hint = f" It holds {', '.join(inside[:5])}." if inside else ""
-        raise RequestError(f"recipe {file} is a folder.{hint} Give a YAML file.") from error
+        data = "" if inside else f" To train on its files: data.source={file}."
+        raise RequestError(f"recipe {file} is a folder.{hint} Give a YAML file.{data}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"recipe {file} is not UTF-8 text. Give a YAML file.") from error
     except StorageError as error:
@@ -232,8 +233,8 @@ def _read_override(override: str, errors: list[Problem]) -> dict[str, Any]:
     if name == "phases" or (name == "secrets" and isinstance(value, dict)):
         return {name: value}
     if "." not in name:
-        hint = nearest(name, None) or f"{name}.<setting>"
-        text = f"an override names section and setting. Did you mean {hint}=...?"
+        hint = nearest(name, None) or f"SECTION.{name}"
+        text = f"an override names section and setting. Did you mean {hint}={text}?"
         errors.append(Problem(name, text))
         return {}
     for part in reversed(name.split(".")):

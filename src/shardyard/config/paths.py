@@ -3,6 +3,7 @@
 A run is resumed from anywhere, so what it records must not depend on where it was started.
 """
 
+import difflib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -157,14 +158,52 @@ def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
         elif not node_paths.holds(fixed_part(place)):
             text = (
                 f"={place} is in no folder that nodes of {node_paths.launcher} see. "
-                f"{_mounts_text(node_paths)} Put "
-                f"it there and give that path, mount what holds it with {node_paths.mounts}, or, "
-                "where the image holds it, name its folder in launch.image_paths."
+                f"{_mounts_text(node_paths)} Mount the volume that holds it: "
+                f"{_mount_example(node_paths, place)}. Or copy the files to a folder that they "
+                "see. If the image holds them, name its folder in launch.image_paths."
             )
         else:
             continue
         found.append(Problem(setting, text))
     return found
+
+
+def check_local_paths(recipe: Recipe) -> list[Problem]:
+    """Find every path to data or a model that this machine would read and does not have."""
+    return [
+        Problem(path.setting, _missing_text(path))
+        for path in paths_of(recipe)
+        if path.row.opened_by == "run"
+        and not path.row.is_made
+        and not is_pattern(path.text)
+        and unreadable_reason(path.text) is None
+        and not path_exists(path.text)
+    ]
+
+
+def _missing_text(path: RecipePath) -> str:
+    near = near_path(path.text)
+    hint = f" Did you mean {path.setting}={near}?" if near else ""
+    if path.setting == "model.path":
+        return (
+            f"={path.text} does not exist.{hint} Give a Hugging Face folder that holds "
+            "config.json, or name a hub repository with model.hub."
+        )
+    return (
+        f"={path.text!r} does not exist (looked for {Path(path.text).expanduser().absolute()})."
+        f"{hint} Correct the path, or use python-stdlib for text that is always there."
+    )
+
+
+def near_path(location: str) -> str | None:
+    """The path that exists in the same folder and has nearly the same name."""
+    path = Path(location)
+    try:
+        names = os.listdir(path.expanduser().parent)  # noqa: PTH208 (names, not paths)
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return str(path.with_name(near[0])) if near else None
 
 
 def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
@@ -174,9 +213,10 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
     return [
         Problem(
             path.setting,
-            f"={path.text}: nothing is there on this machine, whose files the nodes of "
-            f"{node_paths.launcher} see by the same paths. Mend the path, bring it here, or, where "
-            "the nodes hold it on disks of their own, name its folder in launch.image_paths.",
+            f"={path.text} does not exist on this machine, and the nodes of {node_paths.launcher} "
+            f"read the same files. {_near_hint(path)}Correct the path, or copy the data there. If "
+            "only the nodes have it, add its folder: "
+            f"launch.image_paths=[{fixed_folder(path.text)}].",
         )
         for path in paths_of(recipe)
         if path.row.opened_by == "run"
@@ -184,6 +224,16 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
         and not node_paths.holds(fixed_part(path.text))
         and not path_exists(path.text)
     ]
+
+
+def _near_hint(path: RecipePath) -> str:
+    near = near_path(path.text)
+    return f"Did you mean {path.setting}={near}? " if near else ""
+
+
+def fixed_folder(entry: str) -> str:
+    """The folder of a path, for a setting that names folders."""
+    return str(PurePosixPath(fixed_part(entry)).parent)
 
 
 def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -195,6 +245,14 @@ def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def fixed_part(entry: str) -> str:
     """The literal part of a path, up to the first part that is a pattern."""
     return split_pattern(entry)[0]
+
+
+def _mount_example(node_paths: NodePaths, place: str) -> str:
+    top = "/".join(PurePosixPath(place).parts[:2]).replace("//", "/")
+    if node_paths.mounts != "launch.volumes":
+        return f"{node_paths.mounts}=['{top}:{top}']"
+    kind = "efs: fs-ID" if node_paths.launcher == "aws-batch" else "claim: NAME"
+    return f"launch.volumes='[{{path: {top}, {kind}}}]'"
 
 
 def _mounts_text(node_paths: NodePaths) -> str:

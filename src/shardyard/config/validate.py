@@ -23,13 +23,41 @@ from shardyard.config.schema.plugin_sections import (
     settings_class_at,
 )
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.schema.reference import Setting, sections, settings
+from shardyard.config.schema.reference import UNNAMED_BOUND, Setting, sections, settings
 from shardyard.config.secrets import show
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.plugins import WORDS, installed
 
 _ELSEWHERE = {
     "learning_rate": "optim.lr",
+    "gpus": "cluster.devices",
+    "gpu": "cluster.devices",
+    "num_gpus": "cluster.devices",
+    "n_gpus": "cluster.devices",
+    "ngpus": "cluster.devices",
+    "gpus_per_node": "cluster.devices",
+    "nproc_per_node": "cluster.devices",
+    "num_processes": "cluster.devices",
+    "nnodes": "cluster.nodes",
+    "num_nodes": "cluster.nodes",
+    "num_machines": "cluster.nodes",
+    "instance_type": "cluster.instance",
+    "walltime": "launch.time_limit",
+    "sequence_length": "data.seq_len",
+    "seq_length": "data.seq_len",
+    "max_length": "data.seq_len",
+    "block_size": "data.seq_len",
+    "context_length": "data.seq_len",
+    "train_file": "data.source",
+    "model_name_or_path": "model.hub",
+    "model_name": "model.hub",
+    "batch": "optim.global_batch",
+    "optimizer": "optim.name",
+    "num_epochs": "run.epochs",
+    "tensor_parallel_size": "parallel.tp",
+    "pipeline_parallel_size": "parallel.pp",
+    "fp16": "precision.compute",
+    "bf16": "precision.compute",
     "batch_size": "optim.global_batch",
     "train_batch_size": "optim.global_batch",
     "per_device_train_batch_size": "optim.micro_batch",
@@ -186,6 +214,8 @@ def _recognized_keys(
         *above, key = section.split(".")
         shown = _as_yaml([*above, key, "setting"])
         text = f"holds {kind_of(content)}, not settings. Write `{shown}`."
+        if isinstance(content, str) and (found := re.match(r"(\w+):(\S.*)", content)):
+            text = f"{found[0]!r} has no space after its colon. Write `{found[1]}: {found[2]}`."
         errors.append(Problem(section, text))
         return {}
     found, known = {}, _settings_in(section)
@@ -293,8 +323,9 @@ def nearest(key: str, section: str | None) -> str | None:
     elsewhere = [name for name, leaf in leaves.items() if leaf == key]
     if elsewhere:
         return elsewhere[0]
-    if key in _ELSEWHERE:
-        return _ELSEWHERE[key]
+    known = difflib.get_close_matches(key, _ELSEWHERE, n=1, cutoff=0.8)
+    if known:
+        return _ELSEWHERE[known[0]]
     wanted = f"{section}.{key}" if section else key
     # not in its own section: there the section's name alone would make them alike
     first = wanted.partition(".")[0]
@@ -339,7 +370,7 @@ def _check_types(kind: type[Section], tree: dict[str, Any], *, at: str = "") -> 
             *inside, key = path.split(".")[len(above) :]
             value = _inside(tree, inside)[key]
             problem = _invalid_item(path, detail, value, setting) or Problem(
-                path, _invalid_value(value, setting)
+                path, _too_large(value, detail, setting) or _invalid_value(value, setting)
             )
             errors.setdefault(problem.path, problem)
     return list(errors.values())
@@ -384,12 +415,24 @@ def _invalid_value(value: Any, setting: Setting) -> str:
     remedy = f" Did you mean {near[0]}?" if near else ""
     if not near and isinstance(value, int | float) and wanted.startswith(_TEXTS):
         remedy = f' Put it in quotes: "{value}".'
+    if not near and "a time with its unit" in wanted and _is_number(str(value)):
+        remedy = f" Did you mean {value}min?"
     if not near and isinstance(value, str) and _is_number(value) and "number" in wanted:
         remedy = " Write it without quotes."
     if not near and isinstance(value, str) and wanted.startswith(NAME_WORDS):
         name = re.sub(r"[^a-z0-9]+", "-", value.lower())[:40].strip("-")
         remedy = f" Did you mean {name}?" if name else ""
     return f"={show(value)} is not {wanted}.{remedy} ({setting.sentence})"
+
+
+def _too_large(value: Any, detail: Any, setting: Setting) -> str | None:
+    """Describe a value above a bound that the setting's words do not name; None: another error."""
+    context = detail.get("ctx", {})
+    high = context.get("le", context.get("lt", 0))
+    if not detail["type"].startswith("less_than") or high < UNNAMED_BOUND:
+        return None
+    least = "below" if "lt" in context else "at most"
+    return f"={show(value)} is too large. It must be {least} {high:,}. ({setting.sentence})"
 
 
 def _is_number(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -174,7 +175,11 @@ class Attempt:
 
 
 def resolve_locally(
-    request: Request, *, previous: Resolved | None = None, data: DatasetMetadata | None = None
+    request: Request,
+    *,
+    previous: Resolved | None = None,
+    data: DatasetMetadata | None = None,
+    check: Callable[[Machine], None] | None = None,
 ) -> tuple[Machine, Resolved]:
     """Probe this machine, reject what it cannot do, prepare the data, resolve everything.
 
@@ -183,6 +188,7 @@ def resolve_locally(
     Args:
         previous: The last attempt, on a resume.
         data: A dataset that is prepared already; None: prepare it, or find it prepared.
+        check: Called with the machine before the data is prepared, to reject the request.
 
     Raises:
         RecipeError: Recipe, machine, model and data do not fit each other or ``previous``.
@@ -190,6 +196,8 @@ def resolve_locally(
     machine = probe()
     request.check_compatibility(machine, previous)
     check_weights_match_config(request)
+    if check is not None:
+        check(machine)
     data = data or prepare_data(request, previous=previous)
     resolved = request.resolve(machine, data, previous=previous)
     for line in (*split_lines(data), *mixture_lines(resolved), *length_lines(resolved)):

@@ -21,6 +21,7 @@ from shardyard.io.polling import poll_until
 from shardyard.log import info
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import is_locked
 from shardyard.trackers.service import WORDS
 from shardyard.units import format_count, format_seconds
 
@@ -76,6 +77,28 @@ def follow(
             story.report(events.read(), metrics.read())
     finally:
         view.close()
+
+
+def replay(run_dir: RunDir, print_line: Callable[[str], None], *, is_followed: bool) -> None:
+    """Print the log lines of a run's newest attempt again, whether it runs or has ended.
+
+    Args:
+        is_followed: Whether to continue until the attempt ends.
+    """
+    numbers = run_dir.attempts()
+    if not numbers or not run_dir.resolved(numbers[-1]).is_file():
+        print_line("nothing was trained yet")
+        return
+    resolved = read_resolved(run_dir.resolved(numbers[-1]))
+    view = log_view(resolved, print_line)
+    story = AttemptReporter(numbers[-1], view)
+    events, metrics = Tail(run_dir.events), Tail(run_dir.metrics)
+
+    def has_ended() -> bool:
+        return not is_followed or story.has_ended or not is_locked(run_dir.lease)
+
+    for _ in poll_until(has_ended, every_s=_POLL_S):
+        story.report(events.read(), metrics.read())
 
 
 class Tail:
@@ -472,11 +495,11 @@ class LogView:
         """End the view, which holds no resources."""
 
 
-def log_view(resolved: Resolved) -> View:
-    """A view whose lines are said, as everything else is."""
+def log_view(resolved: Resolved, print_line: Callable[[str], None] = info) -> View:
+    """A view whose lines are logged, as everything else is."""
     recipe = resolved.recipe
     unit = unit_of(recipe.task.name)
-    return LogView(info, resolved.steps, every=recipe.observe.log_every, unit=unit)
+    return LogView(print_line, resolved.steps, every=recipe.observe.log_every, unit=unit)
 
 
 def describe_step(

@@ -25,6 +25,7 @@ from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.launchers.log_markers import NONCE_DETAIL, rebuild
 from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir, find_run
+from shardyard.rundir.lease import is_locked
 
 _EXIT_CODES = {
     JobState.SUCCEEDED: 0,
@@ -116,6 +117,12 @@ def find_launched(
         RequestError: There is no such run, or it has no job.
     """
     return launched_of(find_run(run, runs_dir), launchers, which=which)
+
+
+def is_trained_here(run_dir: RunDir) -> bool:
+    """Whether `shardyard train` started a run, so that no scheduler knows it."""
+    ledger = Ledger(run_dir.ledger)
+    return not (ledger.jobs() or ledger.side_jobs() or ledger.live())
 
 
 def find_steered(
@@ -289,10 +296,11 @@ def _no_job(run_dir: RunDir, ledger: Ledger, which: Which) -> str:
     live = ledger.live()
     if live:
         return _interrupted(run_dir, live)
+    stop = "It is not running." if not is_locked(run_dir.lease) else "Stop it with Ctrl-C there."
     return (
         f"run {run_dir.run_id} has no job: it was started by `shardyard train`, not launched. "
-        "`shardyard runs` says how it stands, `shardyard report` shows it, and Ctrl-C where it "
-        "runs stops it."
+        f"{stop} `shardyard status {run_dir.handle}` shows its state, and `shardyard report "
+        f"{run_dir.handle}` its results."
     )
 
 

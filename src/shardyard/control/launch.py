@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardyard.config.load import Source
+from shardyard.config.model.hub_errors import HUB_PAGE
 from shardyard.config.resolved import RollbackTarget
 from shardyard.control.hub_access import access_errors
 from shardyard.control.job import (
@@ -25,8 +26,10 @@ from shardyard.control.submission import (
     propose,
     refusals,
     submit,
+    training_problems,
+    unfit_reason,
 )
-from shardyard.errors import RequestError
+from shardyard.errors import OutOfMemoryError, RequestError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, new_run_id
@@ -43,7 +46,13 @@ def proposal_of(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
-    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.node_paths)
+    request = Request.read(
+        words,
+        needs_weights=False,
+        only_looks=True,
+        sees=launcher.node_paths,
+        further=lambda recipe: training_problems(recipe, launcher),
+    )
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
@@ -72,10 +81,23 @@ def check_proposal(proposal: Proposal) -> bool:
     Raises:
         RequestError: All that does.
     """
-    against = refusals(proposal) + access_errors(proposal.request.recipe, proposal.launcher)
-    if against:
-        raise RequestError("\n".join(against))
+    against = refusals(proposal)
+    hub = access_errors(proposal.request.recipe, proposal.launcher)
+    if against or hub:
+        raise rejection(proposal, against, hub)
     return True
+
+
+def rejection(proposal: Proposal, against: Sequence[str], hub: Sequence[str]) -> RequestError:
+    """Return the error of a proposal that is rejected, with the page that explains it.
+
+    Args:
+        against: What plan and price say.
+        hub: What the Hugging Face hub says.
+    """
+    is_unfit = unfit_reason(proposal.plan) is not None
+    page = OutOfMemoryError.page if is_unfit else HUB_PAGE if hub else ""
+    return RequestError("\n".join([*against, *hub]), page=page)
 
 
 def submitted(proposal: Proposal) -> LaunchedJob:

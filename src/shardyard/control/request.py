@@ -5,7 +5,7 @@ of a model that only transformers knows.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from shardyard.config.model_sizes import ModelSizes, sizes_of
 from shardyard.config.paths import (
     NodePaths,
     check_existing_paths,
+    check_local_paths,
     check_mounted_paths,
     make_paths_absolute,
 )
@@ -56,7 +57,7 @@ from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.weight_files import has_weight_files
 from shardyard.control.subprocesses import run_program
-from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
+from shardyard.errors import AccessError, Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
@@ -96,6 +97,7 @@ class Request:
         only_looks: bool = False,
         runs_here: bool = False,
         sees: Callable[[Recipe], NodePaths] | None = None,
+        further: Callable[[Recipe], list[Problem]] | None = None,
     ) -> "Request":
         """Load and check a recipe, and find its model.
 
@@ -109,6 +111,7 @@ class Request:
                 all where the recipe says it.
             runs_here: Whether the work is done on this machine, so that its secrets are taken.
             sees: What nodes see that do the work, of a recipe; None: this machine does it.
+            further: More checks, whose problems are reported with all others.
 
         Raises:
             RequestError: Anything in it is wrong; every problem that can be seen is named.
@@ -116,14 +119,25 @@ class Request:
         """
         overrides = [each for each in arguments if isinstance(each, str) and is_override(each)]
         sources = [each for each in arguments if not (isinstance(each, str) and is_override(each))]
-        recipe = load_checked_recipe(sources, overrides, to_train=to_train)
+
+        def checks(recipe: Recipe) -> Iterator[Problem]:
+            if sees is not None:
+                sight = sees(recipe)
+                yield from [
+                    *check_existing_paths(recipe, sight),
+                    *check_mounted_paths(recipe, sight),
+                ]
+            elif runs_here:
+                yield from [*check_local_paths(recipe), *_missing_secrets(recipe)]
+            if further is not None:
+                yield from further(recipe)
+
+        recipe = load_checked_recipe(sources, overrides, to_train=to_train, further=checks)
         for problem in [] if to_train else check_trainable(recipe):
             info(f"note: {problem}")
         if runs_here:
             take_environment(recipe)
         sight = None if sees is None else sees(recipe)
-        if sight is not None:
-            _raise_if_any(check_existing_paths(recipe, sight))
         files = [Path(each) for each in sources if isinstance(each, str | Path)]
         name = "-".join(file.stem for file in files) or "run"
         request = Request.of(
@@ -372,6 +386,18 @@ def take_environment(recipe: Recipe) -> None:
         from shardyard.control.alerts import validate_addresses  # and with it an HTTP client
 
         validate_addresses(recipe.observe.alerts, os.environ)
+
+
+def _missing_secrets(recipe: Recipe) -> Iterator[Problem]:
+    """Secrets that this machine would read and does not have."""
+    environ = {**os.environ, **recipe.launch.env}
+    for name, text in recipe.secrets.items():
+        try:
+            resolve_local({name: text}, environ)
+        except RequestError as error:
+            yield Problem(f"secrets.{name}", str(error).removeprefix(f"secrets.{name}: "))
+        except AccessError:
+            continue  # it has an exit code of its own
 
 
 def _find(

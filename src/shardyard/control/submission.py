@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.load import dump_recipe
 from shardyard.config.machines import block_remaining_s
 from shardyard.config.model.source import config_content
@@ -23,7 +24,7 @@ from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.control.request import Request, check_compatibility
-from shardyard.errors import RequestError, StorageError
+from shardyard.errors import Problem, RecipeError, RequestError, StorageError
 from shardyard.hardware.machine import Machine, probe
 from shardyard.image.dockerfile import without_code
 from shardyard.io.files import create_text, drop_lock, take_lock, write_text
@@ -31,7 +32,7 @@ from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPy
 from shardyard.launchers.ledger import BENCH_DETAIL, Ledger, Submission
 from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
 from shardyard.launchers.registry import ALIASES, LAUNCHERS
-from shardyard.launchers.secrets import check_supported
+from shardyard.launchers.secrets import unsupported
 from shardyard.log import info
 from shardyard.planner.format import spare_words
 from shardyard.planner.phases import plan_phases
@@ -126,7 +127,7 @@ def propose(
     if previous is not None:
         check_resume(previous, replace(previous, recipe=preview.recipe))
     devices = _devices(preview, launcher)
-    prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
+    prediction, why_no_plan = predict(request, preview, machine, devices=devices)
     asked = for_nodes(recipe_on_nodes(request, launcher), preview, run_dir, devices=devices)
     recipe_text = dump_recipe(asked)
     content = LaunchRequest(
@@ -164,11 +165,8 @@ def refusals(proposal: Proposal) -> list[str]:
     """Why it should not be submitted as it is, each with what to do."""
     found = against_description(proposal.request) if _is_kubernetes(proposal) else []
     plan, limit = proposal.plan, proposal.request.recipe.launch.max_usd
-    if plan is not None and plan.fits == "does not fit":
-        found.append(
-            f"the plan does not fit: {plan.fits_reason}. It would end out of memory. "
-            "`shardyard plan` shows layouts that fit; --force submits it all the same."
-        )
+    if (misfit := unfit_reason(plan)) is not None:
+        found.append(misfit)
     if limit is None:
         return found
     usd = proposal.most_usd
@@ -191,6 +189,16 @@ def refusals(proposal: Proposal) -> list[str]:
             "with cluster.instance, or leave the limit out."
         )
     return found
+
+
+def unfit_reason(plan: Plan | None) -> str | None:
+    """Say that a plan does not fit into memory, and what to do; None: it fits, or may."""
+    if plan is None or plan.fits != "does not fit":
+        return None
+    return (
+        f"the plan does not fit: {plan.fits_reason}. It would end out of memory. "
+        "`shardyard plan` shows layouts that fit; --force starts it anyway."
+    )
 
 
 def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
@@ -362,21 +370,41 @@ def _make(run_dir: RunDir, recipe_text: str) -> None:
         ) from error
 
 
+def launch_problems(recipe: Recipe, launcher: Launcher) -> list[Problem]:
+    """List what a launcher cannot do for any request, of a training or not."""
+    name, can = launcher.name, launcher.capabilities
+    found = unsupported(recipe.secrets, can.secrets, recipe.launch, launcher=name)
+    if can.needs_image and recipe.launch.image is None:
+        text = (
+            f"is not set, and {name} runs containers. Build one with `shardyard image build`, push "
+            "it with `shardyard image push`, and set launch.image=NAME@sha256:DIGEST."
+        )
+        found.append(Problem("launch.image", text))
+    if not can.shares_folder and recipe.launch.run_dir is None:
+        text = (
+            f"is not set, and the nodes of {name} do not see run.dir={recipe.run.dir}. Checkpoints "
+            "must outlive a container. Use a folder of a volume (launch.volumes), such as "
+            "launch.run_dir=/shared/runs."
+        )
+        found.append(Problem("launch.run_dir", text))
+    return found
+
+
+def training_problems(recipe: Recipe, launcher: Launcher) -> list[Problem]:
+    """List the same for a training, whose number of ranks must be known."""
+    found = launch_problems(recipe, launcher)
+    is_known = launcher.capabilities.is_this_machine or devices_of_node(recipe.cluster) is not None
+    named = recipe.cluster.instance or recipe.cluster.file  # another check covers these
+    if not is_known and not named:
+        found.append(Problem("cluster.devices", _unknown_devices(launcher)))
+    return found
+
+
 def check_launchable(recipe: Recipe, launcher: Launcher) -> None:
     """Reject what a launcher cannot do for any request, of a training or not."""
-    name, can = launcher.name, launcher.capabilities
-    check_supported(recipe.secrets, can.secrets, launcher=name)
-    if can.needs_image and recipe.launch.image is None:
-        raise RequestError(
-            f"launch.image is not set, and {name} runs containers. Build one with `shardyard image "
-            "build`, push it, and give launch.image=NAME@sha256:DIGEST."
-        )
-    if not can.shares_folder and recipe.launch.run_dir is None:
-        raise RequestError(
-            f"launch.run_dir is not set, and the nodes of {name} do not see run.dir="
-            f"{recipe.run.dir}. Checkpoints must outlive a container: give the folder of a volume "
-            "(launch.volumes), such as launch.run_dir=/shared/runs."
-        )
+    found = launch_problems(recipe, launcher)
+    if found:
+        raise RecipeError(found)
 
 
 def _of_launcher(preview: PartialResolution, launcher: Launcher) -> PartialResolution:
@@ -399,15 +427,18 @@ def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine
 def _devices(preview: PartialResolution, launcher: Launcher) -> int:
     devices = preview.recipe.cluster.devices
     if not isinstance(devices, int):
-        raise RequestError(
-            f"cluster.devices=auto, and how many devices a node of {launcher.name} has is not "
-            "known here. Name the machines with cluster.instance or cluster.file, or give "
-            "cluster.devices."
-        )
+        raise RecipeError([Problem("cluster.devices", _unknown_devices(launcher))])
     return devices
 
 
-def _plan(
+def _unknown_devices(launcher: Launcher) -> str:
+    return (
+        f"=auto, and how many devices a node of {launcher.name} has is not known here. Name the "
+        "machines, such as cluster.instance=p5.48xlarge, or set cluster.devices=8."
+    )
+
+
+def predict(
     request: Request, preview: PartialResolution, machine: Machine | None, *, devices: int
 ) -> tuple[Plan | None, str]:
     """The prediction, or why there is none."""

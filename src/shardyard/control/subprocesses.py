@@ -1,6 +1,7 @@
 """Start one of our own programs and read its answer: one line of JSON on stdout.
 
-A program that fails answers ``{"error": message, "exit_code": n}``; its talk goes to our stderr.
+A program that fails answers ``{"error": message, "exit_code": n}``, with ``page`` if there is one;
+its talk goes to our stderr.
 """
 
 import signal
@@ -75,15 +76,19 @@ def _read_answer(output: str, module: str, exit_code: int) -> dict[str, Any]:
             "said last stands above; run the same command again to go on where it stopped."
         ) from error
     if "error" in answer:
-        raise error_of(answer.get("exit_code"), answer["error"])
+        raise error_of(answer.get("exit_code"), answer["error"], page=str(answer.get("page", "")))
     assert isinstance(answer, dict)
     return answer
 
 
-def error_of(exit_code: object, message: str) -> ShardyardError:
-    """The error whose exit code a program ended with."""
+def error_of(exit_code: object, message: str, *, page: str = "") -> ShardyardError:
+    """The error whose exit code a program ended with.
+
+    Args:
+        page: Page of the documentation that the program named.
+    """
     kind = _ERRORS.get(exit_code, ShardyardError) if isinstance(exit_code, int) else ShardyardError
-    return kind(message)
+    return kind(message, page=page)
 
 
 def _ending(exit_code: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from shardyard import network_interface
 from shardyard.config.load import dump_recipe
 from shardyard.config.paths import make_paths_absolute
-from shardyard.config.resolved import RollbackTarget
+from shardyard.config.resolved import Resolved, RollbackTarget
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.versions import check_packages, engines_for
@@ -36,8 +36,9 @@ from shardyard.control.resume import (
     is_finished,
     latest_attempt,
 )
-from shardyard.control.submission import check_run_is_new
-from shardyard.errors import ShardyardError, StorageError
+from shardyard.control.submission import check_run_is_new, predict, unfit_reason
+from shardyard.errors import OutOfMemoryError, RequestError, ShardyardError, StorageError
+from shardyard.hardware.machine import Machine
 from shardyard.io.files import create_text
 from shardyard.launchers.ledger_owner import check_writable
 from shardyard.log import info, warn
@@ -133,6 +134,8 @@ class TrainResult:
     """The agent's: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``."""
     summary: Summary | None
     """None: the run's files cannot be read."""
+    page: str = ""
+    """Page of the documentation that explains a failure; empty: none."""
 
     @property
     def exit_code(self) -> int:
@@ -153,11 +156,14 @@ class TrainResult:
         return {**self.paths, **numbers, **self.answer}
 
 
-def first_attempt(request: Request) -> Attempt:
+def first_attempt(request: Request, *, is_forced: bool = False) -> Attempt:
     """The first attempt of a new run on this machine; prepares the data, writes no run folder.
 
+    Args:
+        is_forced: Whether it starts although the plan does not fit into memory.
+
     Raises:
-        RequestError: It cannot be trained here, or the run is there already.
+        RequestError: It cannot be trained here, does not fit, or the run is there already.
         StorageError: No run folder can be made.
     """
     run = request.recipe.run
@@ -168,7 +174,9 @@ def first_attempt(request: Request) -> Attempt:
     check_single_node(request.recipe)
     for warning in check_packages(engines_for(request.recipe)):
         warn(warning)
-    machine, resolved = resolve_locally(request)
+    machine, resolved = resolve_locally(
+        request, check=None if is_forced else lambda machine: _check_fits(request, machine)
+    )
     run_id = run.id or new_run_id(str(resolved.recipe.run.name))
     attempt = Attempt(
         run_dir=RunDir(Path(run.dir).expanduser().resolve() / run_id),
@@ -181,12 +189,32 @@ def first_attempt(request: Request) -> Attempt:
     return attempt
 
 
+def _check_fits(request: Request, machine: Machine, previous: Resolved | None = None) -> None:
+    """Reject a plan that does not fit into memory, as ``launch`` does.
+
+    Raises:
+        RequestError: It does not fit.
+    """
+    preview = request.preview(machine, previous)
+    devices = preview.recipe.cluster.devices
+    if not isinstance(devices, int):
+        return
+    prediction, _ = predict(request, preview, machine, devices=devices)
+    if (misfit := unfit_reason(prediction)) is not None:
+        raise RequestError(misfit, page=OutOfMemoryError.page)
+
+
 def next_attempt(
-    run_dir: RunDir, overrides: Sequence[str], *, back_to: RollbackTarget | None = None
+    run_dir: RunDir,
+    overrides: Sequence[str],
+    *,
+    back_to: RollbackTarget | None = None,
+    is_forced: bool = False,
 ) -> tuple[Attempt, bool]:
     """Return the next attempt of a run on this machine, and whether no work is left.
 
     Args:
+        is_forced: As for ``first_attempt``.
         back_to: An earlier step to continue from; its checkpoints after that stay as they are.
 
     Raises:
@@ -197,14 +225,19 @@ def next_attempt(
     check_submission_finished(run_dir)
     lease = Lease(run_dir.lease)  # before anything is read or written: of two, one goes on
     try:
-        return _next_attempt(run_dir, overrides, back_to, lease)
+        return _next_attempt(run_dir, overrides, back_to, lease, is_forced=is_forced)
     except BaseException:
         lease.close()
         raise
 
 
 def _next_attempt(
-    run_dir: RunDir, overrides: Sequence[str], back_to: RollbackTarget | None, lease: Lease
+    run_dir: RunDir,
+    overrides: Sequence[str],
+    back_to: RollbackTarget | None,
+    lease: Lease,
+    *,
+    is_forced: bool,
 ) -> tuple[Attempt, bool]:
     number, previous, asked = latest_attempt(run_dir)
     if back_to is not None:
@@ -217,10 +250,12 @@ def _next_attempt(
     check_single_node(recipe)
     take_environment(recipe)
     network_interface.check(os.environ)
+    request = Request.of(recipe, name=run_dir.run_id, previous=previous)
     machine, resolved = resolve_locally(
-        Request.of(recipe, name=run_dir.run_id, previous=previous),
+        request,
         previous=previous,
         data=None if previous is None else data_as_before(previous, overrides),
+        check=None if is_forced else lambda machine: _check_fits(request, machine, previous),
     )
     attempt = Attempt(
         run_dir=run_dir,
@@ -283,10 +318,10 @@ def train(attempt: Attempt, *, view_factory: ViewFactory = log_view) -> TrainRes
             answer = run_agent_process(
                 run_dir, number, view_factory=view_factory, lease=attempt.lease
             )
-        left_s = answer.pop("drain_left_s", None)
+        left_s, page = answer.pop("drain_left_s", None), str(answer.pop("page", ""))
         exporters.end(left_s)
         summary = write_last_report(run_dir, number, attempt.resolved.recipe, remaining_s=left_s)
-    return TrainResult(run_dir=run_dir, answer=answer, summary=summary)
+    return TrainResult(run_dir=run_dir, answer=answer, summary=summary, page=page)
 
 
 def _check_writable(runs_dir: Path) -> None:

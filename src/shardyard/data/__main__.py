@@ -1,7 +1,7 @@
 """`python -m shardyard.data RECIPE_JSON`: prepares a data set for the command line.
 
 Progress goes to stderr. stdout gets one line of JSON: the DatasetMetadata, or
-``{"error": message, "exit_code": n}`` with that exit code.
+``{"error": message, "exit_code": n, "page": page}`` with that exit code.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def _answer(work: Callable[[], dict[str, object]]) -> int:
         from shardyard.data.workers import unexpected_error
 
         answer = unexpected_error("preparing data", error)
-    print(json.dumps({"error": str(answer), "exit_code": answer.exit_code}))
+    print(json.dumps(answer.to_json()))
     return answer.exit_code
 
 

@@ -66,7 +66,7 @@ def main(
     except ShardyardError as error:
         from shardyard.elastic.agent import AttemptResult
 
-        answer = AttemptResult("failed", error.exit_code, str(error))
+        answer = AttemptResult("failed", error.exit_code, str(error), page=error.page)
     except BaseException as error:  # noqa: BLE001  the outermost line of a process
         from shardyard.elastic.agent import AttemptResult
 

@@ -76,6 +76,8 @@ class AttemptResult:
     message: str
     drain_left_s: float | None = None
     """Seconds left of a drain, by this node's clock; None: this node got no request to stop."""
+    page: str = ""
+    """Page of the documentation that explains the end; empty: none."""
 
 
 @dataclass
@@ -153,7 +155,7 @@ class NodeAttempt:
                 "drained", self.drain.exit_code, self._resume_hint("stopped")
             )
         except ShardyardError as error:
-            self._answer = AttemptResult("failed", error.exit_code, str(error))
+            self._answer = AttemptResult("failed", error.exit_code, str(error), page=error.page)
         except (RendezvousError, DistError) as error:
             text = (
                 f"node {self.node_rank} lost the others, or fewer than elastic.min_nodes came "
@@ -404,12 +406,13 @@ class NodeAttempt:
             return self._not_saved_result()
         loss = first_cause(losses)
         if loss.is_final:
-            return AttemptResult("failed", loss.exit_code or 1, loss.cause)
+            return AttemptResult("failed", loss.exit_code or 1, loss.cause, page=loss.page)
         who = "; ".join(map(str, agent.lost_nodes)) or str(loss)
         why, where = self._no_restart_reason(agent, loss), self._log_hint(agent, loss)
         code = LostNodeError.exit_code if agent.lost_nodes else 1
         code = self.drain.exit_code if self.drain.is_requested else code
-        return AttemptResult("failed", code, self._resume_hint(f"{who} {why}. {where}"))
+        text, page = self._resume_hint(f"{who} {why}. {where}"), loss.page or LostNodeError.page
+        return AttemptResult("failed", code, text, page=page)
 
     def _no_restart_reason(self, agent: GroupAgent, loss: Loss) -> str:
         restarts = agent.restart_policy.restarts

@@ -133,6 +133,7 @@ class _FailureFile:
             "message": str(error),
             "exit_code": exit_code,
             "is_own": is_own,
+            "page": error.page if isinstance(error, ShardyardError) else "",
             "is_final": is_own and not isinstance(error, LostRankError | LostNodeError),
         }
         with suppress(OSError):

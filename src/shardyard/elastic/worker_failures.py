@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from shardyard.elastic.forkserver import ServerEnd
 from shardyard.elastic.hang_watch import Hang
+from shardyard.errors import OutOfMemoryError
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the kernel's out-of-memory killer; look at `dmesg`",
@@ -58,11 +59,13 @@ class Loss:
     """Step of the newest durable checkpoint, to which a restart goes back."""
     is_out_of_memory: bool = False
     """Whether the kernel killed it for want of host memory."""
+    page: str = ""
+    """Page of the documentation on its error; empty: none."""
 
     def event(self) -> dict[str, Any]:
         """Fields of the event worker_lost."""
         fields = asdict(self)
-        del fields["is_final"], fields["waited"], fields["t"]
+        del fields["is_final"], fields["waited"], fields["t"], fields["page"]
         if not self.is_out_of_memory:
             del fields["is_out_of_memory"]
         return fields
@@ -152,6 +155,7 @@ def describe_loss(
         signal=None,
         cause=failure["message"] if failure["is_own"] else f"{failure['error']}: {lines[-1]}",
         is_final=failure["is_final"],
+        page=failure.get("page", ""),
         t=failure["noted_s"] - agreed_s,
     )
 
@@ -173,7 +177,9 @@ def host_memory_loss(loss: Loss, reason: str, *, steps_done: int) -> Loss:
             "data.seq_len, fewer cluster.devices with cluster.device=cpu, or give the container or "
             "job more memory."
         )
-    return replace(loss, cause=cause, is_final=is_final, is_out_of_memory=True)
+    return replace(
+        loss, cause=cause, is_final=is_final, is_out_of_memory=True, page=OutOfMemoryError.page
+    )
 
 
 def describe_orphan(*, rank: int, node: str, pid: int, server: ServerEnd) -> Loss:

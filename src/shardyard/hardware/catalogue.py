@@ -142,7 +142,12 @@ def instance(name: str) -> Instance:
     row = _INSTANCES.get(name)
     if row is None:
         begun = [other for other in _INSTANCES if name and other.startswith(name.lower())]
-        near = begun or difflib.get_close_matches(name, _INSTANCES, n=3, cutoff=0.6)
+        same = [
+            other
+            for other, each in _INSTANCES.items()
+            if name and name.upper() in each.accelerator.upper().split()
+        ]
+        near = begun or same or difflib.get_close_matches(name, _INSTANCES, n=3, cutoff=0.6)
         hint = f"Did you mean {', '.join(near)}?" if near else f"It has {', '.join(_INSTANCES)}."
         raise RequestError(
             f"cluster.instance={name!r} is not in the catalogue of EC2 instances. "

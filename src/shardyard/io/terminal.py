@@ -130,7 +130,7 @@ def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> i
     except ShardyardError as error:
         if is_debugging:
             _show_traceback()
-        echo_err(f"error: {error}")
+        echo_err(f"error: {error.described}")
         return error.exit_code
     except OSError as error:  # of stdout, or of a file that nobody thought would refuse
         if is_debugging:
@@ -166,12 +166,8 @@ def _error_origin(error: Exception) -> str:
 def _describe(error: click.ClickException) -> str:
     where = getattr(error, "ctx", None)
     see = f" See `{where.command_path} --help`." if where else ""
-    if isinstance(error, click.NoSuchOption):
-        return (
-            f"there is no option {error.option_name}. Settings have no dashes, they are given as "
-            f"section.key=value, such as run.steps=100.{see}"
-        )
-    return f"{error.format_message()}{see}"
+    text = error.format_message()
+    return f"{text}{'' if text.endswith(('.', '?')) else '.'}{see}"
 
 
 def _end_quietly() -> int:

@@ -152,9 +152,19 @@ _FORM = "The file must be one YAML mapping of sections, such as `model: {preset:
 _ONE_VALUE = "The value must be YAML of one line, such as 3, text, [a, b] or {NAME: text}."
 
 
+_UNCLOSED = {"while parsing a flow mapping": "{}", "while parsing a flow sequence": "[]"}
+"""Context of an error of the parser -> the bracket that it is in."""
+
+
 def _needs_quotes(text: str, error: yaml.MarkedYAMLError) -> str | None:
     """What to do where a text begins with a character that means something to YAML."""
     lines = text.splitlines()
+    if error.problem and "'\\t'" in error.problem:
+        return "YAML is indented with spaces, not tabs: `sed -i 's/\\t/  /g' FILE`."
+    opened = _UNCLOSED.get(error.context or "")
+    if opened and error.context_mark:
+        first = error.context_mark.line + 1
+        return f"The {opened[0]} of line {first} is not closed: add {opened[1]}."
     for mark in (error.problem_mark, error.context_mark):
         rest = lines[mark.line][mark.column :] if mark and mark.line < len(lines) else ""
         if rest[:1] in tuple("*&!@%`") and rest:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from shardyard.config.paths import unreadable_reason
 from shardyard.config.schema.launch import Launch
 from shardyard.config.secrets import HIDDEN, Kind, Reference, parse_reference, parse_references
-from shardyard.errors import AccessError, RequestError, ShardyardError
+from shardyard.errors import AccessError, Problem, RequestError, ShardyardError
 
 _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
 """Names of secrets that are sent in headers."""
@@ -26,13 +26,13 @@ _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
 __all__ = [
     "Kind",
     "Reference",
-    "check_supported",
     "loose_files",
     "parse_reference",
     "parse_references",
     "redact",
     "resolve_local",
     "store_commands",
+    "unsupported",
     "without_margins",
 ]  # fmt: skip
 
@@ -81,27 +81,32 @@ def loose_files(secrets: Mapping[str, str]) -> list[str]:
     return found
 
 
-def check_supported(secrets: Mapping[str, str], kinds: Collection[str], *, launcher: str) -> None:
-    """Reject references that a launcher's jobs cannot resolve.
+def unsupported(
+    secrets: Mapping[str, str], kinds: Collection[str], launch: Launch, *, launcher: str
+) -> list[Problem]:
+    """Find references that a launcher's jobs cannot resolve.
 
     Args:
         secrets: The recipe's section.
         kinds: The launcher's ``Capabilities.secrets``.
+        launch: Where the launcher keeps secrets.
         launcher: Its name.
-
-    Raises:
-        RequestError: All that it cannot resolve.
     """
-    wrong = [
-        f"secrets.{name} is kept in {reference.kind}"
-        for name, reference in parse_references(secrets).items()
-        if reference.kind not in kinds
-    ]
-    if wrong:
-        raise RequestError(
-            f"{'; '.join(wrong)}. Jobs of {launcher} cannot read that. Keep it in "
-            f"{' or '.join(kinds) or 'nothing: this launcher passes no secrets'}."
-        )
+    found = []
+    for name, reference in parse_references(secrets).items():
+        if reference.kind in kinds:
+            continue
+        store = "your shell" if reference.kind == "env" else reference.kind
+        ways = store_commands(name, kinds, launch)
+        remedy = f"{launcher} passes no secrets: leave it out."
+        if ways:
+            line, value = ways[0]
+            remedy = f"Store it: `{line}`, then set secrets.{name}={value}."
+        elif kinds:
+            remedy = f"Use {' or '.join(kinds)}."
+        text = f"={secrets[name]}: jobs of {launcher} cannot read {name} from {store}. {remedy}"
+        found.append(Problem(f"secrets.{name}", text))
+    return found
 
 
 def store_commands(name: str, kinds: Collection[str], launch: Launch) -> list[tuple[str, str]]:

@@ -416,7 +416,8 @@ def _train(
         return RequestError.exit_code, network.words, None
     if exit_code != 0:
         is_error = answer["outcome"] == "failed"
-        info(f"{'error: ' if is_error else ''}{words}")
+        docs = f"\ndocs: {answer['page']}" if answer.get("page") else ""
+        info(f"{'error: ' if is_error else ''}{words}{docs}")
     return exit_code, words, answer.get("drain_left_s")
 
 

@@ -29,8 +29,13 @@ _FOLDER: dict[HubSetting, str] = {
 }
 
 
+HUB_PAGE = "troubleshooting#hub-offline-or-gated-model"
+
+
 class HubOfflineError(RequestError):
     """HF_HUB_OFFLINE is set, and what is wanted is not here."""
+
+    page = HUB_PAGE
 
 
 @contextmanager
@@ -54,7 +59,10 @@ def translate_hub_errors(words: str, *, setting: HubSetting) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OF_A_DISK and not _is_answer(error):
             raise
-        raise _translate_error(error, words, setting) from error
+        found = _translate_error(error, words, setting)
+        if isinstance(found, ShardyardError):
+            found.page = HUB_PAGE
+        raise found from error
 
 
 def _translate_error(error: Exception, words: str, setting: HubSetting) -> Exception:

@@ -31,7 +31,7 @@ from shardyard.config.rules.reproducible import check_reproducible
 from shardyard.config.rules.timeouts import check_timeouts
 from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
-from shardyard.config.schema.recipe import Optim, Recipe, TaskSettings
+from shardyard.config.schema.recipe import Model, Optim, Recipe, TaskSettings
 from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
 from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -61,6 +61,7 @@ def load_checked_recipe(
     *,
     to_train: bool = True,
     of_run: bool = False,
+    further: Callable[[Recipe], Iterable[Problem]] | None = None,
 ) -> Recipe:
     """Load and check a recipe, so that wrong settings and contradictions are reported together.
 
@@ -68,6 +69,7 @@ def load_checked_recipe(
         sources: A path, a dict or a ``Recipe``, or several of them; these, ``overrides`` and
             ``of_run`` are as for ``load_recipe``.
         to_train: Whether what can be planned but not trained yet is rejected too.
+        further: More checks of the whole recipe, such as those of a machine or a launcher.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
@@ -78,6 +80,9 @@ def load_checked_recipe(
     broken = {problem.path for problem in problems}
     broken |= {problem.path.partition(".")[0] for problem in problems}
     found = _run_checks(recipe, to_train=to_train)
+    known = {problem.path for problem in found} | broken
+    if further is not None:
+        found += [problem for problem in further(recipe) if problem.path not in known]
     problems += [problem for problem in found if problem.path not in broken]
     if problems:
         raise RecipeError(problems, name_of(sources))
@@ -179,15 +184,24 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
         text = "says what shape a model has, and names none. Give model.path or model.hub too."
         yield Problem("model.config", text)
     if model.preset is not None and not _is_preset(model.preset):
-        near = difflib.get_close_matches(model.preset, [*PRESETS, *IMAGE_PRESETS], n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Presets are {', '.join(PRESETS)}."
-        yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
+        yield Problem("model.preset", f"={_show(model.preset)} is no preset. {_preset_hint(model)}")
     if model.revision is not None and model.hub is None:
         text = f"={_show(model.revision)} is of a repository on the hub, and model.hub names none. "
         yield Problem("model.revision", f"{text}Name it, or leave the revision out.")
     if model.preset is not None and not given and model.weights == "load":
         text = "=load but a preset has no weights. Use model.path or model.hub, or weights: random."
         yield Problem("model.weights", text)
+
+
+def _preset_hint(model: Model) -> str:
+    name, all_presets = str(model.preset), [*PRESETS, *IMAGE_PRESETS]
+    near = difflib.get_close_matches(name.lower(), all_presets, n=1)
+    if near:
+        return f"Did you mean {near[0]}?"
+    if "/" in name:
+        kind = "path" if name.startswith((".", "/", "~")) else "hub"
+        return f"Did you mean model.{kind}={_show(name)}?"
+    return f"Presets are {', '.join(PRESETS)}."
 
 
 def _is_preset(name: str) -> bool:

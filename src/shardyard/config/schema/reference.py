@@ -195,16 +195,22 @@ def _one(member: Any, limits: tuple[Any, ...]) -> str:
     return "text"
 
 
+UNNAMED_BOUND = 2**31
+"""From here on an upper bound is where a type of numbers ends, and the words leave it out."""
+
+
 def _number(kind: str, bounds: dict[str, Any]) -> str:
     low, high = bounds.get("ge"), bounds.get("le", bounds.get("lt"))
     if low is not None and high is not None:
-        # 2**63 is where a signed integer ends, not something to tell a reader.
-        if high >= 2**31:
+        if high >= UNNAMED_BOUND:
             return f"{kind} of at least {low}"
         return f"{kind} from {low} to {'below ' if 'lt' in bounds else ''}{high}"
     if low is not None:
         return f"{kind} of at least {low}"
-    return f"{kind} above {bounds['gt']}" if "gt" in bounds else kind
+    if "gt" not in bounds:
+        return kind
+    end = "" if high is None else f" and {'below' if 'lt' in bounds else 'at most'} {high}"
+    return f"{kind} above {bounds['gt']}{end}"
 
 
 def _bounds(limits: tuple[Any, ...]) -> dict[str, Any]:
