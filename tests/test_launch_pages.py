@@ -146,7 +146,7 @@ def test_a_command_of_a_page_runs(
     elif asks_a_target:
         assert code in (1, 2, 3, 4), said.out + said.err  # there is none
     elif page == Path(EXAMPLE).name and "--on slurm" in line:  # its text is a folder of the user's
-        assert code == 2 and "/shared/my-text: nothing is there on this machine" in said.err
+        assert code == 2 and "/shared/my-text does not exist on this machine" in said.err
     else:
         assert code == 0, said.err
         _refuse_paths_of_this_machine(said.out, line, tmp_path)

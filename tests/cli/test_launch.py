@@ -121,7 +121,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_submitted(
 ) -> None:
     assert launch(tmp_path, fake) == 2
     err = capsys.readouterr().err
-    assert "this is no terminal, so nobody can be asked" in err
+    assert "there is no terminal to confirm on" in err
     assert "--dry-run" in err and "--yes" in err
     assert not (tmp_path / "runs").exists()
 
@@ -136,7 +136,7 @@ def test_a_plan_that_does_not_fit_is_refused_unless_it_is_forced(
     assert not (tmp_path / "runs").exists()
     assert launch(tmp_path, fake, "--dry-run", *large) == 0
     captured = capsys.readouterr()
-    assert "it would be refused" in captured.err
+    assert "it would be rejected" in captured.err
     assert captured.out.startswith("# 2 x 8")
     assert launch(tmp_path, fake, "--yes", "--force", *large) == 0
 
@@ -233,9 +233,9 @@ def test_machines_that_are_only_counted_are_launched_without_a_prediction(
 @pytest.mark.parametrize(
     ("changes", "overrides", "words"),
     [
-        ({"needs_image": True}, (), "launch.image is not set, and fake runs containers"),
-        ({"shares_folder": False}, (), "launch.run_dir is not set, and the nodes of fake do not"),
-        ({"secrets": ()}, ("secrets.HF_TOKEN=env",), "Jobs of fake cannot read that"),
+        ({"needs_image": True}, (), "launch.image: is not set, and fake runs containers"),
+        ({"shares_folder": False}, (), "launch.run_dir: is not set, and the nodes of fake do"),
+        ({"secrets": ()}, ("secrets.HF_TOKEN=env",), "jobs of fake cannot read HF_TOKEN"),
     ],
 )
 def test_what_a_launcher_cannot_do_is_refused_with_what_to_give(
@@ -348,4 +348,4 @@ def test_launch_without_a_launcher_lists_them(capsys: Captured) -> None:
     assert main(["launch", "model.preset=llama-tiny"]) == 2
     talk = capsys.readouterr().err
     assert "--on is missing" in talk and "local, slurm, kubernetes, aws-batch" in talk
-    assert "For example: --on slurm" in talk
+    assert "For example: shardyard launch model.preset=llama-tiny --on slurm" in talk

@@ -128,5 +128,5 @@ def test_a_path_where_nothing_is_is_refused_before_nodes_that_see_this_machine_a
 ) -> None:
     fake = FakeLauncher()
     assert launch(tmp_path, fake, "--yes", "data.source=my-text") == 2
-    assert "data.source=my-text: nothing is there on this machine" in capsys.readouterr().err
+    assert "data.source=my-text does not exist on this machine" in capsys.readouterr().err
     assert fake.created == set()

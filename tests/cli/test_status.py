@@ -68,11 +68,15 @@ def test_a_run_whose_folder_is_out_of_reach_is_rebuilt_from_its_output(
     assert len((tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_run_that_was_trained_here_has_no_job(tmp_path: Path, capsys: Captured) -> None:
+def test_a_run_that_was_trained_here_is_shown_without_a_job(
+    tmp_path: Path, capsys: Captured
+) -> None:
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").touch()
-    assert main(["status", "mine", *runs_dir(tmp_path)]) == 2
+    assert main(["status", "mine", *runs_dir(tmp_path)]) == 0
+    assert "started by `shardyard train`" in capsys.readouterr().out
+    assert main(["cancel", "mine", *runs_dir(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert "was started by `shardyard train`, not launched" in err
     assert "shardyard report" in err
@@ -129,8 +133,8 @@ def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["run", "first", "running"] in lines  # its job runs, though no lease is in sight here
     assert ["stalled", "no", "step", "for", "12", "min", "(usual", "3", "s)"] in lines
-    assert ["left", "out", "node", "1", "b:", "3", "losses"] in lines
-    assert ["network", "EFA", "(4", "interfaces)", "as", "NCCL", "says"] in lines
+    assert ["excluded", "node", "1", "b:", "3", "losses"] in lines
+    assert ["network", "EFA", "(4", "interfaces)", "according", "to", "NCCL"] in lines
     assert ["spent", "$12.50", "of", "launch.max_usd=100,", "$98.32", "an", "hour"] in lines
 
     stopping = {"t": 1.0, "kind": "stopping", "reason": "it has cost too much", "session": "s"}

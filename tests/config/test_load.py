@@ -163,7 +163,7 @@ def test_null_lists_and_quotes_keep_their_meaning_in_an_override(
         ("run.dir=a\x1bb", "override run.dir is not YAML that can be read"),
         ("run.dir=a\udcffb", "override run.dir is not YAML that can be read"),
         ("launch.code=[*.py]", 'A text that begins with * needs quotes in YAML: "*.py".'),
-        ("run.steps=[1", "The value must be YAML of one line, such as 3, text, [a, b]"),
+        ("run.steps=[1", "The [ is not closed: add ]."),
     ],
 )
 def test_an_override_that_cannot_be_read_says_what_to_write(override: str, words: str) -> None:
@@ -197,7 +197,7 @@ UNKNOWN_KEYS = [
     ("opt.lr=1", "opt: there is no such section. Did you mean optim?"),
     ("optim.learning_rate=1", "Did you mean optim.lr?"),
     ("optim.seq_len=1", "Did you mean data.seq_len?"),
-    ("lr=1", "lr: an override names section and setting. Did you mean optim.lr=...?"),
+    ("lr=1", "lr: an override names section and setting. Did you mean optim.lr=1?"),
     ("task.zzz=1", "task has: name, eval_every_steps"),
     ("launch.qqqqqq=1", "launch has: image, run_dir"),
     ("launch.slurm.partitoin=a", "Did you mean launch.slurm.partition?"),

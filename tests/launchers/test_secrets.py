@@ -10,6 +10,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
+from shardyard.config.schema.launch import Launch
 from shardyard.errors import AccessError, RequestError
 from shardyard.launchers.secrets import (
     Reference,
@@ -146,9 +147,11 @@ def test_a_file_that_others_can_read_is_warned_about(tmp_path: Path) -> None:
 
 def test_a_launcher_refuses_what_its_jobs_cannot_read() -> None:
     section = {"A": "env", "B": "k8s:keys/b"}
-    check_supported(section, ("env", "k8s"), launcher="kubernetes")
-    with pytest.raises(RequestError, match=r"secrets\.B is kept in k8s\. Jobs of slurm cannot"):
-        check_supported(section, ("env", "file"), launcher="slurm")
+    launch = Launch()
+    check_supported(section, ("env", "k8s"), launch, launcher="kubernetes")
+    words = r"secrets\.B=k8s:keys/b: jobs of slurm cannot read B from k8s\. Store it: `install"
+    with pytest.raises(RequestError, match=words):
+        check_supported(section, ("env", "file"), launch, launcher="slurm")
 
 
 def test_a_secret_is_taken_out_however_it_was_written() -> None:

@@ -71,7 +71,7 @@ def _(desk: AnyDesk) -> int:
     return desk.launch("launch.time_limit=soon")
 
 
-@row("nobody to ask, and no --yes", 2, says="nothing was done", do="do it with --yes")
+@row("nobody to ask, and no --yes", 2, says="nothing was done", do="Add --yes to do it")
 def _(desk: AnyDesk) -> int:
     return desk.shardyard("launch", *desk._recipe([]), "--on", desk.on)
 
@@ -113,10 +113,10 @@ def _(desk: AnyDesk) -> int:
     return desk.steer("status")
 
 
-@row("run that was never launched", 2, says="run first has no job", do="`shardyard report`")
+@row("run that was never launched", 2, says="run first has no job", do="`shardyard report")
 def _(desk: AnyDesk) -> int:
     desk.ledger()
-    return desk.steer("status")
+    return desk.steer("cancel")
 
 
 @row(

@@ -167,7 +167,7 @@ def _(desk: BatchDesk) -> int:
     return desk.launch()
 
 
-@row("image not given", 2, says="launch.image is not set", do="`shardyard image build`")
+@row("image not given", 2, says="launch.image: is not set", do="`shardyard image build`")
 def _(desk: BatchDesk) -> int:
     return desk.launch("launch.image=null")
 

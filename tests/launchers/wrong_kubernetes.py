@@ -239,7 +239,7 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.namespace=lost")
 
 
-@row("image not given", 2, says="launch.image is not set", do="`shardyard image build`")
+@row("image not given", 2, says="launch.image: is not set", do="`shardyard image build`")
 def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.image=null")
 
@@ -259,7 +259,12 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.run_dir=/elsewhere")
 
 
-@row("secret where no pod can read it", 2, says="secrets.HF_TOKEN is kept in env", do="k8s")
+@row(
+    "secret where no pod can read it",
+    2,
+    says="cannot read HF_TOKEN from your shell",
+    do="k8s:",
+)
 def _(desk: KubernetesDesk) -> int:
     return desk.launch("secrets.HF_TOKEN=env")
 

@@ -139,7 +139,8 @@ def _(desk: PathsDesk) -> int:
     "text on no volume of the nodes",
     2,
     says="data.source=/lustre/text is in no folder that nodes of kubernetes see",
-    do=f"{_THERE} Put it there and give that path, mount what holds it with launch.volumes",
+    do=f"{_THERE} Mount the volume that holds it: "
+    "launch.volumes='[{path: /lustre, claim: NAME}]'",
 )
 def _(desk: PathsDesk) -> int:
     return desk.launch("data.source=/lustre/text")
@@ -158,7 +159,7 @@ def _(desk: PathsDesk) -> int:
 @row(
     "prepared data and models of the hub on no volume",
     2,
-    says="recipe has 2 problems: model.dir=/models is in no folder that nodes of kubernetes see",
+    says="has 2 problems: model.dir=/models is in no folder that nodes of kubernetes see",
     do=f"data.dir=/prepared is in no folder that nodes of kubernetes see. {_THERE}",
 )
 def _(desk: PathsDesk) -> int:
@@ -180,9 +181,9 @@ def _(desk: PathsDesk) -> int:
 @row(
     "nothing at a path that nodes would read on a file system that is shared",
     2,
-    says="data.source=/shared/text: nothing is there on this machine, whose files the nodes of "
-    "slurm see by the same paths",
-    do="Mend the path, bring it here",
+    says="data.source=/shared/text does not exist on this machine, and the nodes of slurm read the "
+    "same files",
+    do="Correct the path, or copy the data there",
 )
 def _(desk: PathsDesk) -> int:
     return desk.on_slurm()
@@ -192,7 +193,7 @@ def _(desk: PathsDesk) -> int:
     "path that is not mounted into a container on Slurm",
     2,
     says="data.source=/shared/text is in no folder that nodes of slurm see. They see /data",
-    do="mount what holds it with launch.slurm.container_mounts",
+    do="launch.slurm.container_mounts=['/shared:/shared']",
 )
 def _(desk: PathsDesk) -> int:
     mounts = "launch.slurm.container_mounts=[/shared:/data]"

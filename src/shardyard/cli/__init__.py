@@ -149,8 +149,9 @@ def _no_verb(words: Sequence[str]) -> str:
 def _no_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
     """Say which option or setting is meant."""
     name = f"there is no option {error.option_name}."
-    if error.possibilities:
-        return f"{name} Did you mean {' or '.join(sorted(error.possibilities))}?"
+    near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
+    if near:
+        return f"{name} Did you mean {near[0]}?"
     command = None if error.ctx is None else error.ctx.command
     parameters = [] if command is None else command.params
     if not any(each.name in ("recipe", "overrides") for each in parameters):

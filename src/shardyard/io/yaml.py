@@ -119,7 +119,7 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InvalidYamlError(
             f"{source}{place}: {error.problem or error.context}. "
-            + (_needs_quotes(text, error) or (_FORM if is_file else _ONE_VALUE))
+            + (_remedy(text, error, is_file=is_file) or (_FORM if is_file else _ONE_VALUE))
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RequestError(
@@ -156,15 +156,15 @@ _UNCLOSED = {"while parsing a flow mapping": "{}", "while parsing a flow sequenc
 """Context of an error of the parser -> the bracket that it is in."""
 
 
-def _needs_quotes(text: str, error: yaml.MarkedYAMLError) -> str | None:
-    """What to do where a text begins with a character that means something to YAML."""
+def _remedy(text: str, error: yaml.MarkedYAMLError, *, is_file: bool) -> str | None:
+    """What to do about tabs, open brackets, and texts that need quotes; None: something else."""
     lines = text.splitlines()
     if error.problem and "'\\t'" in error.problem:
         return "YAML is indented with spaces, not tabs: `sed -i 's/\\t/  /g' FILE`."
     opened = _UNCLOSED.get(error.context or "")
     if opened and error.context_mark:
-        first = error.context_mark.line + 1
-        return f"The {opened[0]} of line {first} is not closed: add {opened[1]}."
+        line = f" of line {error.context_mark.line + 1}" if is_file else ""
+        return f"The {opened[0]}{line} is not closed: add {opened[1]}."
     for mark in (error.problem_mark, error.context_mark):
         rest = lines[mark.line][mark.column :] if mark and mark.line < len(lines) else ""
         if rest[:1] in tuple("*&!@%`") and rest:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from shardyard.config.paths import unreadable_reason
 from shardyard.config.schema.launch import Launch
 from shardyard.config.secrets import HIDDEN, Kind, Reference, parse_reference, parse_references
-from shardyard.errors import AccessError, Problem, RequestError, ShardyardError
+from shardyard.errors import AccessError, Problem, RecipeError, RequestError, ShardyardError
 
 _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
 """Names of secrets that are sent in headers."""
@@ -26,6 +26,7 @@ _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
 __all__ = [
     "Kind",
     "Reference",
+    "check_supported",
     "loose_files",
     "parse_reference",
     "parse_references",
@@ -107,6 +108,19 @@ def unsupported(
         text = f"={secrets[name]}: jobs of {launcher} cannot read {name} from {store}. {remedy}"
         found.append(Problem(f"secrets.{name}", text))
     return found
+
+
+def check_supported(
+    secrets: Mapping[str, str], kinds: Collection[str], launch: Launch, *, launcher: str
+) -> None:
+    """Reject references that a launcher's jobs cannot resolve, as ``unsupported`` lists them.
+
+    Raises:
+        RecipeError: All that it cannot resolve.
+    """
+    found = unsupported(secrets, kinds, launch, launcher=launcher)
+    if found:
+        raise RecipeError(found)
 
 
 def store_commands(name: str, kinds: Collection[str], launch: Launch) -> list[tuple[str, str]]:

@@ -132,7 +132,10 @@ class SlurmLauncher:
 
     def render(self, request: LaunchRequest) -> Rendered:
         """Return the batch script and the recipe that its nodes read."""
-        check_supported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
+        recipe = request.recipe
+        check_supported(
+            recipe.secrets, self.capabilities.secrets, recipe.launch, launcher=self.name
+        )
         reject_cluster_override(self.environ)
         script = render_script(request, self.program)
         return Rendered(
