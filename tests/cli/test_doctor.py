@@ -70,7 +70,7 @@ def test_a_target_that_cannot_be_asked_is_judged_by_the_request_alone(
     assert "fake can be asked for it" in capsys.readouterr().out
     wrong = ["doctor", *RECIPE, "--on", "fake", "secrets={A: 'k8s:keys/a'}"]
     assert main(wrong, launchers=launchers) == 1
-    assert "secrets.A is kept in k8s" in capsys.readouterr().out
+    assert "secrets.A=k8s:keys/a: jobs of fake cannot read A from k8s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ WRONG = [
     (["cluster.instance=p5.48xlage"], r"Did you mean p5\.48xlarge, "),
     (["cluster.instance=p5"], r"Did you mean p5\.4xlarge, p5\.48xlarge, p5e"),
     (["model.preset=llama2-7B"], r"is no preset\. Did you mean llama2-7b\?"),
-    (["--offer"], r"there is no option --offer\..* section\.key=value, such as run\.steps=100"),
+    (["--offer"], r"there is no option --offer\. Did you mean --offers\?"),
     (["--layouts", "-1"], r"'--layouts': -1 is not in the range x>=0"),
     (["--deadline", "soon"], r"'soon' is no length of time such as 90min, 24h or 1\.5d\. See `"),
     (["--deadline", "infd"], r"'infd' is no length of time"),

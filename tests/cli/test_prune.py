@@ -52,7 +52,7 @@ def test_sets_of_runs_stay_and_others_go(
     expected = {"unused": [str(unused)], "deleted": [], "kept": [kept]}
     assert json.loads(capfd.readouterr().out) == expected
     assert main(["prepare", *settings, "--prune"]) == 2
-    assert "nobody can be asked" in capfd.readouterr().err and unused.exists()
+    assert "there is no terminal to confirm on" in capfd.readouterr().err and unused.exists()
     assert main(["prepare", *settings, "--prune", "--yes"]) == 0
     assert unused.name in capfd.readouterr().out
     assert used.exists() and not unused.exists()

@@ -108,7 +108,7 @@ def test_a_dry_run_prints_the_next_job_and_drains_nothing(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("3",), "this is no terminal"),
+        (("3",), "there is no terminal to confirm on"),
         (("2", "--yes"), "NODES=2, and job 8 on fake was submitted with that many"),
         (("5", "--yes"), "elastic.max_nodes"),
         (("3", "--yes", "--max-usd", "1"), "the price is not known"),

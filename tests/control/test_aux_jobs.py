@@ -109,7 +109,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_creates_nothing(
 
 
 def test_nothing_is_submitted_that_nobody_agreed_to(site: Site) -> None:
-    with pytest.raises(ShardyardError, match="nobody can be asked"):
+    with pytest.raises(ShardyardError, match="there is no terminal to confirm on"):
         site.ask(side_terms(is_yes=False))
     assert site.submissions() == 0
 

@@ -539,7 +539,7 @@ def test_a_secret_that_is_not_in_the_environment_is_missed_before_the_job_waits(
 
 
 def test_a_secret_that_a_job_cannot_read_is_refused(launcher: SlurmLauncher) -> None:
-    with pytest.raises(RequestError, match="is kept in k8s"):
+    with pytest.raises(RequestError, match="jobs of slurm cannot read HF_TOKEN from k8s"):
         launcher.render(slurm_request("secrets={HF_TOKEN: 'k8s:hf/token'}"))
 
 

@@ -434,7 +434,7 @@ def _devices(preview: PartialResolution, launcher: Launcher) -> int:
 def _unknown_devices(launcher: Launcher) -> str:
     return (
         f"=auto, and how many devices a node of {launcher.name} has is not known here. Name the "
-        "machines, such as cluster.instance=p5.48xlarge, or set cluster.devices=8."
+        "machines with cluster.instance=p5.48xlarge or cluster.file, or set cluster.devices=8."
     )
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.checkpoint.save import Abandoned
-from shardyard.errors import OutOfMemoryError, TrainingError
+from shardyard.errors import NotFiniteError, OutOfMemoryError, TrainingError
 from shardyard.io.files import read_json_object
 from shardyard.parallel.device import allocated_memory_bytes, free_memory_bytes
 from shardyard.rundir.layout import RunDir
@@ -30,7 +30,8 @@ def too_many_skipped(step: int, result: StepResult, *, latest: int) -> TrainingE
         f"step {step}: loss {result.loss}, gradient norm {result.grad_norm}; "
         f"{result.skipped_in_row} steps in a row were skipped because they were not finite. "
         f"Restarting would repeat them. Resume with {first}, or start "
-        f"a new run with a lower optim.lr or optim.grad_clip. {_describe_latest(latest)}"
+        f"a new run with a lower optim.lr or optim.grad_clip. {_describe_latest(latest)}",
+        page=NotFiniteError.page,
     )
 
 
@@ -44,7 +45,8 @@ def scale_too_small(step: int, scale: float, *, latest: int) -> TrainingError:
         f"step {step}: gradients overflow fp16 with a loss scale of {scale:g}, after the steps "
         "before have halved it as far as makes sense: not the scale makes them so large. Resume "
         "with precision.compute=fp32, or bf16 where the device has it, or start a new run with a "
-        f"lower optim.lr. {_describe_latest(latest)}"
+        f"lower optim.lr. {_describe_latest(latest)}",
+        page=NotFiniteError.page,
     )
 
 
@@ -56,10 +58,10 @@ def not_saved(save: Abandoned, *, latest: int) -> TrainingError:
     """
     return TrainingError(
         f"step {save.step} was not saved, as the state is not finite: {save.reason}. No step can "
-        f"mend that. {_describe_latest(latest)} Resume the run: after the fault of a device it "
-        "goes on; if "
-        "the same comes again, resume with precision.compute=fp32, or start a new run with a lower "
-        "optim.lr or optim.grad_clip."
+        f"fix that. {_describe_latest(latest)} Resume the run: after a device fault it continues. "
+        "If the same happens again, resume with precision.compute=fp32, or start a new run with a "
+        "lower optim.lr or optim.grad_clip.",
+        page=NotFiniteError.page,
     )
 
 

@@ -61,7 +61,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_installed(
 ) -> None:
     site.server.served.discard("jobsets")
     assert site.doctor("--install") == 2
-    assert "nobody can be asked" in capsys.readouterr().err
+    assert "there is no terminal to confirm on" in capsys.readouterr().err
     assert site.calls() == []
 
 
