@@ -8,19 +8,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 AT_MOST = {
-    r"told|is said|is asked": 0.2,
-    r"refused?": 0.1,
-    r"nobody|nothing|whoever|whatever": 1.0,
-    r"alone": 0.4,
-    r"stands?": 0.1,
-    r"goes on|go on|going on": 0.1,
-    r"beside": 0.1,
-    r"mends?|mended|anew": 0.2,
+    r"told|is said|is asked": 0.1,
+    r"refused?": 0.06,
+    r"nobody|nothing|whoever|whatever": 0.2,
+    r"alone": 0.06,
+    r"stands?": 0.03,
+    r"goes on|go on|going on": 0.04,
+    r"beside": 0.03,
+    r"mends?|mended|anew": 0.04,
 }
 """Words that hide who does what -> most in 1,000 words. A limit may only fall."""
-AT_LEAST = {r"you|your|yours": 4.5, r"use|uses|using": 1.8}
-CLAUSE_HEADINGS, LONG_COMMANDS = 0, 3
+AT_LEAST = {r"you|your|yours": 6.3, r"use|uses|using": 2.2}
+CLAUSE_HEADINGS, LONG_COMMANDS = 0, 1
 """Most headings that are clauses, and most commands of over 100 characters. They may only fall."""
+WORDS_IN_ALL, PAGES_IN_ALL = 84_500, 68
+"""Most words of user pages, code and tables included, and most pages. They may only fall."""
 
 
 def prose(page: str) -> str:
@@ -62,3 +64,8 @@ def test_commands_fit_on_a_line() -> None:
     command = re.compile(r"^(?:\$ )?(shardyard .{91,})$", re.MULTILINE)
     found = [(page.name, line) for page in PAGES for line in command.findall(page.read_text())]
     assert len(found) <= LONG_COMMANDS, found
+
+
+def test_user_pages_become_no_longer_and_no_more() -> None:
+    assert sum(len(page.read_text().split()) for page in PAGES) <= WORDS_IN_ALL
+    assert len(PAGES) <= PAGES_IN_ALL
