@@ -514,7 +514,7 @@ def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], *, color: str, l
             if after[0] - before[0] > _GAP * usual:
                 pairs.append((before[0], math.nan))
             pairs.append(after)
-    style = {"marker": "o", "markersize": 4} if len(known) == 1 else {}
+    style: dict[str, Any] = {"marker": "o", "markersize": 4} if len(known) == 1 else {}
     axes.plot(*zip(*pairs, strict=True), color=color, label=label, linewidth=1.1, **style)
 
 
