@@ -34,6 +34,7 @@ SMALL = {
     "io/sanitize.py": "errors.py imports it, which every package imports",
     "launchers/aws_batch/node_rank.py": "a node imports it by name, without the AWS client",
     "launchers/registry.py": "registry",
+    "importers/configs/shardyard_manifest.py": "a file for each kind of source, as its neighbours",
     "log.py": "packages of both halves log by it, without click",
     "node/ask_profile.py": "a program: python -m shardyard.node.ask_profile",
     "node/env_entry.py": "a program: python -m shardyard.node.env_entry",
