@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.run_attempt import _show
+from shardyard.cli.run_attempt import _show, _show_sample
 from shardyard.config.schema.recipe import Elastic, Recipe
 from shardyard.control import train
 from shardyard.control.train import TrainResult, write_last_report
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
-from tests.report.synthetic import write_whole_run
+from tests.report.synthetic import SAMPLE, write_whole_run
 
 RECIPE = Recipe(elastic=Elastic(drain_timeout_s=60.0))
 
@@ -48,6 +48,20 @@ def test_no_path_is_printed_of_a_report_that_is_not_there(
     run.report_html.unlink()
     _show(trained, summary)
     assert "report_html" not in capsys.readouterr().out
+
+
+def test_the_prompt_and_what_the_model_wrote_after_it_are_printed_apart(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _show_sample(run)
+    out = capsys.readouterr().out
+    assert SAMPLE.startswith("def <script>")
+    assert out.startswith("\nprompt:\n\n    def <script>\n\nthe model continues, greedy:\n\n    ")
+    run.sample.write_text("another <text>\n    of two lines\n")
+    _show_sample(run)
+    assert capsys.readouterr().out == (
+        "\na sample of generated text, greedy:\n\n    another <text>\n        of two lines\n"
+    )
 
 
 @pytest.mark.heavy

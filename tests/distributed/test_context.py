@@ -141,7 +141,13 @@ def _sections(
     return {
         "run": {"steps": STEPS},
         "model": {"dropout": dropout},
-        "task": {"eval_every_steps": 4, "generate_tokens": 4, "prompt": "def "},
+        "task": {
+            "eval_every_steps": 4,
+            "generate_tokens": 4,
+            "prompt": "def ",
+            "temperature": 0.8,
+            "top_k": 20,
+        },
         "data": {"attend_across_documents": dropout == 0, "seq_len": SEQ_LEN},
         "optim": {"micro_batch": micro_batch},
         "parallel": parallel,

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import prepare
+from shardyard.models.random import key_of
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
@@ -102,8 +104,11 @@ def plain(source: Path, rows: list[list[dict[str, str]]] = ROWS) -> tuple[float,
     return float(total.detach() / number), math.sqrt(squares)
 
 
-def test_the_text_at_the_end_of_a_run_answers_the_prompt(tmp_path: Path, source: Path) -> None:
-    told = {"generate_tokens": 12, "prompt": "What is 2 and 2?"}
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "top_k": 30}], ids=str)
+def test_the_text_at_the_end_of_a_run_answers_the_prompt(
+    tmp_path: Path, source: Path, sampling: dict[str, float]
+) -> None:
+    told = {"generate_tokens": 12, "prompt": "What is 2 and 2?", **sampling}
     run_dir = run(tmp_path, source, {"task": told, "run": {"steps": 1}})
     run_on_ranks(train_here, 1, run_dir)
     prompt, answer = run_dir.sample.read_text().split("\n\n", 1)
@@ -118,9 +123,31 @@ def test_the_text_at_the_end_of_a_run_answers_the_prompt(tmp_path: Path, source:
     )  # fmt: skip
     known = set(tokenizer.get_vocab().values())  # the head has more rows, which are never drawn
     unknown = [token for token in range(model.config.vocab_size) if token not in known]
-    greedy = model.generate(ids, max_new_tokens=12, do_sample=False, suppress_tokens=unknown)
-    greedy = greedy[0, ids.shape[1] :]
-    assert answer == tokenizer.decode(greedy, skip_special_tokens=True).strip()
+    if sampling:
+        expected = _drawn(model, ids, unknown, tokenizer.eos_token_id, **sampling)
+    else:
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False, suppress_tokens=unknown)
+    expected = expected[0, ids.shape[1] :]
+    assert answer == tokenizer.decode(expected, skip_special_tokens=True).strip()
+
+
+def _drawn(
+    model: LlamaForCausalLM, ids: Tensor, unknown: list[int], end: int, *, temperature: float,
+    top_k: int,
+) -> Tensor:  # fmt: skip
+    """Twelve tokens drawn by a plain loop, in the run's order of random numbers."""
+    draw = torch.Generator().manual_seed(key_of(Recipe().run.seed, "generate") % 2**63)
+    for _ in range(12):
+        with torch.no_grad():
+            logits = model(ids).logits[0, -1]
+        logits[unknown] = -torch.inf
+        least = logits.sort(descending=True).values[top_k - 1]
+        logits[logits < least] = -torch.inf
+        token = torch.multinomial((logits / temperature).softmax(0), 1, generator=draw)
+        ids = torch.cat([ids, token[None]], 1)
+        if int(token) == end:
+            break
+    return ids
 
 
 def batch_of(run_dir: RunDir) -> int:

@@ -88,6 +88,32 @@ def test_the_report_says_how_its_sample_was_drawn(run: RunDir) -> None:
     assert "## Sample, greedy" in run.report_markdown.read_text()
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"temperature": 0.7}, "drawn at temperature 0.7"),
+        ({"temperature": 0.7, "top_k": 0}, "drawn at temperature 0.7"),
+        (
+            {"temperature": 0.7, "top_k": 40},
+            "drawn from the 40 likeliest tokens at temperature 0.7",
+        ),
+        ({"temperature": 0.0, "top_k": 0}, "greedy"),
+    ],
+)
+def test_a_sample_is_named_by_its_settings(
+    tmp_path: Path, settings: dict[str, float], words: str
+) -> None:
+    run = write_whole_run(tmp_path)
+    lines = [json.loads(line) for line in run.events.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "run_finished":
+            del line["temperature"]
+            line.update(settings)
+    run.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_run(run).sampling_method == words
+
+
 @pytest.fixture(scope="module")
 def page(run: RunDir) -> Page:
     return Page(run.report_html.read_text())

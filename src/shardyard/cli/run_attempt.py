@@ -9,6 +9,7 @@ from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.report.next_steps import terminal_lines
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary
+from shardyard.rundir.layout import RunDir
 from shardyard.units import format_count, format_seconds
 
 
@@ -58,12 +59,8 @@ def _show(trained: TrainResult, summary: Summary) -> None:
         ("wall time", format_seconds(summary.wall_s), _wall(summary)),
     ]
     print_table(("result", "", ""), rows)
-    sample = trained.run_dir.sample
-    if sample.is_file():
-        drawn = read_run(trained.run_dir).sampling_method
-        echo(f"\na sample of generated text{f', {drawn}' if drawn else ''}:\n")
-        for line in sample.read_text().splitlines():
-            echo(f"    {line}")
+    if trained.run_dir.sample.is_file():
+        _show_sample(trained.run_dir)
     echo()
     for name, path in trained.paths.items():
         if path is not None:  # without one it was said why
@@ -83,6 +80,22 @@ def _wall(summary: Summary) -> str:
         return "from start to end of all processes"
     between = format_seconds(summary.between_s)
     return f"over {len(summary.attempts)} attempts, {between} of it between them"
+
+
+def _show_sample(run_dir: RunDir) -> None:
+    """Print the prompt, then what the model wrote after it."""
+    record = read_run(run_dir)
+    text = run_dir.sample.read_text()
+    method = f", {record.sampling_method}" if record.sampling_method else ""
+    prompt = record.resolved.recipe.task.prompt if record.resolved else ""
+    if prompt and text.startswith(prompt):
+        parts = [("prompt", prompt), (f"the model continues{method}", text[len(prompt) :])]
+    else:  # the tokenizer does not give the prompt back as it is
+        parts = [(f"a sample of generated text{method}", text)]
+    for title, part in parts:
+        echo(f"\n{title}:\n")
+        for line in part.strip("\n").splitlines():
+            echo(f"    {line}")
 
 
 def _nats(value: float | None, unit: str) -> str:

@@ -53,6 +53,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "task.prompt",
     "task.generate_tokens",
     "task.temperature",
+    "task.top_k",
     # what the fingerprint of the prepared data stands for
     "data.source",
     "data.eval_source",

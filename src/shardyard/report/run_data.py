@@ -110,11 +110,12 @@ class RunRecord:
     @property
     def sampling_method(self) -> str:
         """Sampling method of the sample; empty: an earlier version, which did not report it."""
-        finished = self.all("run_finished")
-        temperature = finished[-1].get("temperature") if finished else None
+        finished = self.last("run_finished") or {}
+        temperature, top_k = finished.get("temperature"), finished.get("top_k")
         if temperature is None:
             return ""
-        return f"drawn at temperature {temperature:g}" if temperature else "greedy"
+        likeliest = f" from the {top_k} likeliest tokens" if top_k else ""
+        return f"drawn{likeliest} at temperature {temperature:g}" if temperature else "greedy"
 
     @property
     def main_attempt(self) -> AttemptRecord | None:

@@ -28,14 +28,15 @@ from shardyard.tasks.token_losses import LanguageModel
 @torch.no_grad()
 def generate(
     computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
-    vocab_size: int, seed: int, temperature: float, mesh: Mesh, device: torch.device,
-    ends: Collection[int] = (), valid_ids: Collection[int] | None = None,
+    vocab_size: int, seed: int, temperature: float, top_k: int = 0, mesh: Mesh,
+    device: torch.device, ends: Collection[int] = (), valid_ids: Collection[int] | None = None,
 ) -> list[int]:  # fmt: skip
     """Continue ``prompt`` by ``num_tokens`` tokens, or to one of ``ends``.
 
     Each is the likeliest, or at a temperature above 0 drawn by its probability.
 
     Args:
+        top_k: Only this many of the likeliest tokens are drawn; 0: all.
         valid_ids: Ids that the tokenizer has; only these are drawn: a head may have more rows.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
@@ -50,7 +51,7 @@ def generate(
         window = tokens[-seq_len:]
         batch = _batch(window, length or len(window), device)
         logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
-        tokens.append(_next_token(possible(logits_V.cpu(), valid_ids), temperature, draw))
+        tokens.append(_next_token(possible(logits_V.cpu(), valid_ids), temperature, top_k, draw))
         if tokens[-1] in ends:  # all ranks draw the same
             break
     computation.model.train()
@@ -66,9 +67,13 @@ def possible(logits_V: Tensor, valid_ids: Collection[int] | None) -> Tensor:
     return torch.full_like(logits_V, -torch.inf).index_copy(0, ids, logits_V[ids])
 
 
-def _next_token(logits_V: Tensor, temperature: float, draw: torch.Generator) -> int:
+def _next_token(logits_V: Tensor, temperature: float, top_k: int, draw: torch.Generator) -> int:
     if not temperature:
         return int(logits_V.argmax())
+    if 0 < top_k < len(logits_V):
+        likeliest_k = logits_V.topk(top_k)
+        logits_V = torch.full_like(logits_V, -torch.inf)
+        logits_V[likeliest_k.indices] = likeliest_k.values
     probabilities_V = torch.softmax(logits_V / temperature, dim=-1)
     return int(torch.multinomial(probabilities_V, 1, generator=draw))
 
@@ -144,6 +149,7 @@ class CausalLM(LanguageTask):
             vocab_size=vocabulary(resolved),
             seed=recipe.run.seed,
             temperature=recipe.task.temperature,
+            top_k=recipe.task.top_k,
             mesh=mesh,
             device=device,
             ends=ends,

@@ -31,6 +31,7 @@ def finish(training: Training, *, is_target_met: bool) -> None:
     if sample is not None:
         write_text(training.run_dir.sample, sample)
     lines = read_counted(training.run_dir.metrics)
+    task = training.resolved.recipe.task
     training.report(
         "run_finished",
         step=training.progress.step,
@@ -38,7 +39,8 @@ def finish(training: Training, *, is_target_met: bool) -> None:
         loss=lines.steps[-1]["loss"] if lines.steps else None,
         eval=lines.evaluations[-1]["eval"] if lines.evaluations else None,
         sample=sample,
-        temperature=None if sample is None else training.resolved.recipe.task.temperature,
+        temperature=None if sample is None else task.temperature,
+        top_k=None if sample is None else task.top_k,
         is_target_met=is_target_met,
         peak_bytes_by_rank=peaks,
         reserved_bytes_by_rank=reserved,

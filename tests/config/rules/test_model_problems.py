@@ -23,6 +23,12 @@ WRONG = [
         "task.generate_tokens=8: a model that fills gaps does not continue text. Use 0.",
     ),
     (
+        ["task.top_k=40"],
+        "task.top_k=40 has no effect at temperature 0, where each token is the likeliest. "
+        "Set task.temperature=0.8, or task.top_k=0.",
+    ),
+    (["task.top_k=-1"], "task.top_k=-1"),
+    (
         ["task.name=bert_pretraining", "data.format=sentences"],
         "task.name=bert_pretraining: in llama-tiny a token sees earlier tokens alone. Use",
     ),

@@ -335,6 +335,9 @@ def _generation(recipe: Recipe) -> Iterable[Problem]:
     if task.generate_tokens and not task_row(task.name).continues_text:
         text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
         yield Problem("task.generate_tokens", text)
+    if task.top_k and not task.temperature:
+        text = f"={task.top_k} has no effect at temperature 0, where each token is the likeliest. "
+        yield Problem("task.top_k", f"{text}Set task.temperature=0.8, or task.top_k=0.")
 
 
 def _unused_sections(recipe: Recipe) -> Iterable[Problem]:

@@ -150,6 +150,8 @@ class TaskSettings(OpenSection):
     """Tokens to generate from the prompt at the end of the run. 0: none."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Sampling temperature of the generated text. 0: greedy."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample each token from this many of the likeliest ones, at a temperature above 0. 0: all."""
     label_smoothing: Averaging = 0.0
     """Share of each image's label spread over all classes, in training only."""
 
