@@ -174,9 +174,9 @@ def page() -> str:
 
 
 def message_of(said: str, folder: Path) -> str:
-    """The error in what a command printed, with ``~`` for a folder."""
+    """The error in what a command printed, with ``~`` for a folder and one commit of the hub."""
     found = re.search(r"^error: .*", said.replace(str(folder), "~"), re.MULTILINE | re.DOTALL)
-    return found[0].strip() if found else ""
+    return re.sub(r"\b[0-9a-f]{12}\b", "0123456789ab", found[0].strip()) if found else ""
 
 
 def _wrapped(message: str) -> str:
