@@ -164,7 +164,7 @@ def test_lines_alone_say_what_was_lost_once_a_later_start_has_one() -> None:
 
 
 READS_ALL = {
-    "rundir/jsonl.py", "report/run_data.py", "report/serve/index.py",  # by counted_lines
+    "rundir/jsonl.py", "report/run_data.py", "report/serve/curves.py",  # by counted_lines
     "observe/exporter.py", "elastic/restart_budget.py",  # whether anything is new
     "launchers/log_markers.py", "transfer/merge_jsonl.py",  # copies
     "drill/case_state.py",  # waits for a step

@@ -19,7 +19,7 @@ from shardyard.rundir.layout import RUNS_DIR
               help="Port to listen on. 0: any free port.")  # fmt: skip
 @click.option("--host", default=LOOPBACK[0], show_default=True, help="Address to listen on.")
 def command(folder: Path, *, port: int, host: str) -> int:
-    """Show all runs in DIR (default: runs) in a browser: list, live curves, events.
+    """Compare all runs in DIR (default: runs) in a browser: charts, settings, events, logs.
 
     Ctrl-C stops it. The page is read-only; the only file written is a cache of the list.
     """
@@ -31,8 +31,8 @@ def command(folder: Path, *, port: int, host: str) -> int:
     server = Server(folder.resolve(), host=host, port=port)
     if not server.is_on_loopback:
         echo_err(
-            f"warning: whoever reaches {host} reads losses, events and names of runs; nothing is "
-            "encrypted, and nobody is asked for a password"
+            f"warning: everyone who reaches {host} can read names, settings, curves, events and "
+            "logs of all runs, without encryption and without a password"
         )
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,8 +3,15 @@
 import json
 from pathlib import Path
 
-from shardyard.report.serve.index import Curves, Index
-from tests.report.serve.runs import line, make_run
+import pytest
+
+from shardyard.report.compare.curves import curves_of
+from shardyard.report.run_data import read_run
+from shardyard.report.serve import curves as curves_module
+from shardyard.report.serve.curves import Curves, can_draw
+from shardyard.report.serve.index import Index
+from shardyard.report.walltime import account
+from tests.report.serve.runs import add_telemetry, line, make_run
 
 
 def test_a_short_run_is_drawn_whole(tmp_path: Path) -> None:
@@ -68,3 +75,76 @@ def test_a_file_that_grows_is_read_again(tmp_path: Path) -> None:
     with run.metrics.open("a") as file:
         file.write(json.dumps(line(3)) + "\n")
     assert curves.read([run], y="loss", x="step")["a"]["x"] == [1, 2, 3]
+
+
+def test_a_long_run_shows_all_of_its_evaluations(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, f"r{k}", steps=4000, every=37) for k in range(2)]
+    curves = Curves()
+    for x, factor in (("step", 1), ("tokens", 4096)):
+        found = curves.read(runs, y="eval_loss", x=x, sharing=200)
+        assert found["r0"]["x"] == [factor * step for step in range(37, 4001, 37)]
+    with runs[0].metrics.open("a") as file:
+        file.write(json.dumps(line(4001)) + "\n" + '{"step": 4001, "eval": {"lo')
+    assert curves.read(runs, y="eval_loss", x="step")["r0"]["x"][-1] == 3996
+    with runs[0].metrics.open("a") as file:
+        file.write('ss": 1.5}}\n')
+    found = curves.read(runs, y="eval_loss", x="tokens")["r0"]
+    assert found["x"][-1] == 4096 * 4001 and found["y"][-1] == 1.5
+    assert len(found["x"]) == len(range(37, 4001, 37)) + 1
+    runs[0].metrics.write_text("")
+    assert curves.read(runs, y="eval_loss", x="step")["r0"]["x"] == []
+
+
+def test_evaluations_are_found_across_the_blocks_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, "a", steps=40, every=3)
+    for size in (1, 100, 617, 5000):
+        monkeypatch.setattr(curves_module, "_SCAN_BYTES", size)
+        found = Curves().read([run], y="eval_loss", x="tokens")["a"]["x"]
+        assert found == [4096 * step for step in range(3, 41, 3)], size
+
+
+def test_fewer_points_where_more_runs_share_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", steps=4000)
+    found = Curves().read([run], y="loss", x="step", sharing=200)["a"]["x"]
+    assert 190 <= len(found) <= 210 and found[-1] == 4000
+
+
+def test_hours_are_those_of_the_comparison(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", steps=100, every=10)
+    events = [json.loads(each) for each in run.events.read_text().splitlines()]
+    place = {"attempt": 0, "generation": 0}
+    began_t = events[2]["t"]
+    for number in range(1, 11):  # an evaluation of 5 s after each 10 steps of 0.62 s
+        t = began_t + number * 10 * 0.62 - 0.62 + (number - 1) * 5.0
+        mark = {"kind": "checkpoint_started", **place, "step": 10 * number, "blocked_s": 5.0}
+        events.insert(2 + number, {"t": t + 5.0, **mark})
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = Curves().read([run], y="loss", x="hours")["a"]["x"]
+    record = read_run(run)
+    theirs = curves_of(record, account(record)).of_steps("loss").positions
+    for mine, position in zip(found, theirs, strict=True):
+        hours = position["hours"]
+        assert hours is not None and abs(mine - hours) < 5.5 / 3600
+    assert found == sorted(found)
+
+
+def test_utilisation_is_the_mean_of_the_devices_on_any_axis(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", steps=100)
+    curves = Curves()
+    assert curves.read([run], y="utilisation", x="step")["a"] == {"x": [], "y": []}
+    add_telemetry(run, steps=100)
+    add_telemetry(run, steps=100, node=1)
+    found = curves.read([run], y="utilisation", x="step")["a"]
+    assert found == {"x": list(range(10, 101, 10)), "y": [0.9] * 10}
+    tokens = curves.read([run], y="utilisation", x="tokens")["a"]["x"]
+    assert tokens == [4096 * step for step in range(10, 101, 10)]
+    hours = curves.read([run], y="utilisation", x="hours")["a"]["x"]
+    assert hours[0] == round(12 / 3600, 6) and hours == sorted(hours)
+
+
+@pytest.mark.parametrize(("y", "x"), [("attempt", "step"), ("loss", "dollars"), ("__class__", "x")])
+def test_only_known_names_can_be_drawn(y: str, x: str) -> None:
+    assert not can_draw(y, x)
+    assert can_draw("utilisation", "hours") and can_draw("eval_top1", "epoch")

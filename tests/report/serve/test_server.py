@@ -16,9 +16,12 @@ import pytest
 
 from shardyard.control.runs import list_runs
 from shardyard.errors import RequestError
+from shardyard.report.against_plan import median_tokens_per_s
+from shardyard.report.run_data import read_run
 from shardyard.report.serve.index import Index
 from shardyard.report.serve.server import Server
-from tests.report.serve.runs import make_run
+from shardyard.rundir.layout import RunDir
+from tests.report.serve.runs import add_log, add_settings, line, make_run
 
 
 @pytest.fixture
@@ -62,11 +65,85 @@ def test_list_curves_and_events(server: Server) -> None:
     curves = content(server, "/api/curves?run=a&run=b&y=eval_loss&x=step")
     assert curves["a"]["x"] == [100, 200, 300] and curves["b"] == {"x": [], "y": []}
     assert len(content(server, "/api/curves?run=a")["a"]["x"]) == 300
-    assert content(server, "/api/events?run=b") == []
+    told = content(server, "/api/events?run=b")
+    assert told["total"] == 4 and [each["kind"] for each in told["events"]] == [
+        "attempt_ended", "first_step", "attempt_started", "run_started",
+    ]  # fmt: skip
+    assert told["events"][0]["words"] == "exit code 1: rank 1 <b>was</b> lost"
+
+
+def test_a_runs_page_is_served_from_its_folder_and_runs_no_script(server: Server) -> None:
+    folder = server.pages.index.folder
+    assert content(server, "/api/pages?run=a") == []
+    (folder / "a" / "report.html").write_text("<p>report</p>")
+    (folder / "secret.html").write_text("secret")
+    (folder / "b" / "report.html").symlink_to(folder / "secret.html")
+    (folder / "b" / "plan.html").symlink_to(folder / "b" / "recipe.yaml")
+    assert content(server, "/api/pages?run=a") == [
+        {"title": "Report", "address": "/runs/a/report.html"}
+    ]
+    code, headers, body = ask(server, "/runs/a/report.html")
+    assert (code, body) == (200, b"<p>report</p>")
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("sandbox; default-src 'none';") and "script" not in policy
+    assert [each["title"] for each in content(server, "/api/pages?run=b")] == ["Plan"]
+    assert ask(server, "/runs/b/plan.html")[0] == 200
+    for path in (
+        "/runs/b/report.html", "/runs/a/recipe.yaml", "/runs/a/../b/plan.html", "/runs/a/",
+        "/runs/a/%2e%2e/b/plan.html", "/runs/..%2fa/report.html", "/runs//etc/passwd", "/runs/a",
+    ):  # fmt: skip
+        assert ask(server, path)[0] == 404, path
+
+
+def test_the_end_of_a_log_of_any_rank(server: Server) -> None:
+    folder = server.pages.index.folder
+    assert content(server, "/api/log?run=a")["text"] == ""
+    run = RunDir(folder / "a")
+    add_log(run, rank=0, text="first attempt")
+    add_log(run, attempt=1, rank=0, text="x" * 70_000 + "\nlast\n10 %\r20 %\r\n\x1b[2J")
+    add_log(run, attempt=1, rank=3, text="three")
+    found = content(server, "/api/log?run=a")
+    assert found["attempts"] == [0, 1] and found["ranks"] == [0, 3]
+    assert found["text"] == "last\n20 %\n\\x1b[2J"
+    assert content(server, "/api/log?run=a&rank=3")["text"] == "three"
+    assert content(server, "/api/log?run=a&attempt=0&rank=0")["text"] == "first attempt"
+    run.log(1, 5).symlink_to("/etc/passwd")
+    assert content(server, "/api/log?run=a&rank=5")["text"] == ""
+    assert content(server, "/api/log?run=a&attempt=7")["text"] == ""
+
+
+def test_settings_that_differ(server: Server) -> None:
+    assert content(server, "/api/settings") == {"names": [], "runs": {}}
+    folder = server.pages.index.folder
+    add_settings(RunDir(folder / "a"), {"run.id": "a", "optim.lr": 1, "run.seed": 3, "x.y": [1]})
+    add_settings(RunDir(folder / "b"), {"run.id": "b", "optim.lr": 2, "run.seed": 3, "x.y": [2]})
+    add_settings(RunDir(folder / "b"), {"optim.lr": True, "run.seed": 3, "x.y": [2]}, attempt=1)
+    assert content(server, "/api/settings") == {
+        "names": ["optim.lr", "x.y"], "runs": {"a": [1, "[1]"], "b": [True, "[2]"]},
+    }  # fmt: skip
+    RunDir(folder / "b").resolved(1).write_text("{")
+    assert content(server, "/api/settings") == {"names": [], "runs": {"a": []}}
+
+
+def test_speeds_arrive_between_requests_and_are_those_of_the_report(server: Server) -> None:
+    folder = server.pages.index.folder
+    run = RunDir(folder / "a")
+    with run.metrics.open("a") as file:
+        for step, speed in ((301, 1.0), (302, 9000.0), (303, 8000.0)):
+            file.write(json.dumps(line(step, tokens_per_s=speed)) + "\n")
+    expected = {name: median_tokens_per_s(read_run(RunDir(folder / name))) for name in ("a", "b")}
+    ends_s = time.monotonic() + 20
+    while True:
+        found = {row["id"]: row["tokens_per_s"] for row in content(server, "/api/runs")}
+        if found == expected or time.monotonic() > ends_s:
+            break
+        time.sleep(0.7)
+    assert found == expected and None not in expected.values()
 
 
 def test_the_page_and_its_parts_are_there(server: Server) -> None:
-    for path in ("/", "/page.js", "/page.css"):
+    for path in ("/", "/page.css", *(f"/{name}.js" for name in (
+        "page", "api", "charts", "parallel", "table", "run"))):  # fmt: skip
         code, headers, body = ask(server, path)
         assert code == 200 and body
         assert "default-src 'none'" in headers["Content-Security-Policy"]
@@ -78,6 +155,8 @@ def test_the_page_and_its_parts_are_there(server: Server) -> None:
         ("/etc/passwd", 404), ("/../a/recipe.yaml", 404), ("/api/curves?run=../a", 404),
         ("/api/curves?run=c", 404), ("/api/curves", 400), ("/api/curves?run=a&x=__class__", 400),
         ("/api/curves?run=a&y=attempt", 400), ("/api/events?run=/etc", 404), ("/api/", 404),
+        ("/api/log?run=a&rank=../0", 400), ("/api/log?run=../a", 404), ("/api/pages?run=c", 404),
+        ("/api/curves?run=a&of=-1", 400), ("/report.html", 404),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_not_answered(server: Server, path: str, code: int) -> None:

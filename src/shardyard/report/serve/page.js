@@ -1,237 +1,363 @@
-// The page of `shardyard serve`: a list, curves of the runs that are chosen, events of one of them.
-// Text from runs only ever becomes textContent.
-"use strict";
+// The page of `shardyard serve`: charts of the chosen runs, a list of all, and one run in detail.
+// The view is in the address (#...), so that it can be shared as a link.
 
-const EVERY_MS = 2000;
-const MOST_ROWS = 300;
-const COLOURS = ["#2f6fd0", "#d97a12", "#2a9168", "#cc3f4f", "#7d5bb8", "#1a8fa0", "#e0ac1b",
-  "#d671a5", "#8d6b4f", "#45a0d8", "#84552c", "#9c2c4c"];
-const Y = [["loss", "loss"], ["eval_loss", "held-out loss"], ["tokens_per_s", "tokens a second"],
-  ["samples_per_s", "samples a second"], ["step_time_s", "seconds of a step"], ["mfu", "MFU"],
-  ["grad_norm", "gradient norm"], ["lr", "learning rate"], ["data_wait_s", "wait for data, s"],
-  ["peak_memory_bytes", "peak memory, bytes"], ["eval_top1", "top-1"],
-  ["eval_masked_accuracy", "masked accuracy"]];
-const X = [["step", "steps"], ["tokens", "tokens"], ["samples", "samples"], ["epoch", "epochs"]];
+import { ask, askAgain, byId, count, element, mark, nameOf } from "./api.js";
+import { Chart } from "./charts.js";
+import { Parallel } from "./parallel.js";
+import { RunPanel } from "./run.js";
+import { filtered, sorted, Table } from "./table.js";
 
-const byId = (id) => document.getElementById(id);
-const state = { rows: [], chosen: new Map(), curves: {}, opened: null, begun: false };
+const EVERY_MS = 2000, AGES_EVERY_MS = 20000;
+const FIRST_RUNS = 5, MOST_CHARTED = 200, AT_ONCE = 100, FIRST_COLUMNS = 6, MOST_AXES = 8;
 
-function fill(select, options) {
-  for (const [value, words] of options) select.add(new Option(words, value));
-}
+const bytes = (most) => (most >= 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"]);
+const percent = () => [0.01, "%"];
+const METRICS = [
+  { key: "loss", title: "Training loss", unit: "nats", isSmoothed: true },
+  { key: "eval_loss", title: "Validation loss", unit: "nats" },
+  { key: "tokens_per_s", title: "Throughput", unit: "tokens/s", isSmoothed: true },
+  { key: "mfu", title: "MFU", unit: "%", scale: percent, isSmoothed: true },
+  { key: "peak_memory_bytes", title: "Peak memory of a device", unit: "GiB", scale: bytes },
+  { key: "grad_norm", title: "Gradient norm", unit: "norm before clipping", isSmoothed: true },
+  { key: "lr", title: "Learning rate", unit: "learning rate" },
+  { key: "utilisation", title: "Device utilisation", unit: "%", scale: percent, isSmoothed: true },
+  { key: "step_time_s", title: "Step time", unit: "s", isSmoothed: true },
+  { key: "data_wait_s", title: "Wait for data", unit: "s", isSmoothed: true },
+  { key: "eval_top1", title: "Validation accuracy (top-1)", unit: "%", scale: percent },
+  { key: "eval_masked_accuracy", title: "Validation accuracy (masked)", unit: "%", scale: percent },
+  { key: "expert_load", title: "Busiest expert", unit: "times the mean", isSmoothed: true },
+  { key: "loss_scale", title: "Loss scale", unit: "factor" },
+];
+const X_TITLES = { step: "step", hours: "time since the start, h", tokens: "tokens", samples: "samples", epoch: "epochs" };
 
-// The answer of a path, or null where it is what it was.
-const tags = new Map();
-async function ask(path) {
-  const headers = tags.has(path) ? { "If-None-Match": tags.get(path) } : {};
-  const answer = await fetch(path, { headers, cache: "no-store" });
-  if (answer.status === 304) return null;
-  if (!answer.ok) throw new Error(await answer.text());
-  tags.set(path, answer.headers.get("ETag"));
-  return answer.json();
-}
+const view = { x: "step", smoothing: 0, logs: new Set(), filter: "", sort: "", open: null, columns: null };
+const chosen = new Map();  // id -> slot of a colour
+const loaded = new Map();  // id -> what its curves were read at
+let data = new Map(METRICS.map(({ key }) => [key, new Map()]));  // metric -> id -> curve
+let rows = [], settings = { names: [], runs: {} }, settingIndex = new Map();
+let strong = null, hasBegun = false, isLoading = false, mustLoad = false, settingsOf = null;
 
-function short(value) {
-  if (value === null || value === undefined) return "";
-  if (Math.abs(value) >= 1e4) {
-    const units = ["", "k", "M", "G", "T"];
-    const power = Math.min(units.length - 1, Math.floor(Math.log10(Math.abs(value)) / 3));
-    return (value / 1000 ** power).toPrecision(3) + " " + units[power];
+// --- the view in the address ---------------------------------------------------------------------
+
+function readHash() {
+  const found = new URLSearchParams(location.hash.slice(1));
+  view.x = found.get("x") in X_TITLES ? found.get("x") : "step";
+  view.smoothing = Math.min(0.99, Math.max(0, Number(found.get("smooth")) || 0));
+  view.logs = new Set(found.getAll("log"));
+  view.filter = found.get("filter") ?? "";
+  view.sort = found.get("sort") ?? "";
+  view.open = found.get("open");
+  view.columns = found.has("column") ? new Set(found.getAll("column").filter(Boolean)) : null;
+  byId("x").value = view.x;
+  byId("smooth").value = view.smoothing;
+  byId("smooth-value").value = view.smoothing;
+  byId("filter").value = view.filter;
+  if (found.has("run")) {
+    hasBegun = true;
+    chosen.clear();
+    for (const id of found.getAll("run").filter(Boolean).slice(0, MOST_CHARTED)) addRun(id);
   }
-  return Number.isInteger(value) ? String(value) : value.toPrecision(4);
 }
 
-function ago(t) {
-  if (t === null) return "";
-  const s = Math.max(0, Date.now() / 1000 - t);
-  if (s < 90) return Math.round(s) + " s ago";
-  if (s < 5400) return Math.round(s / 60) + " min ago";
-  if (s < 129600) return Math.round(s / 3600) + " h ago";
-  return Math.round(s / 86400) + " days ago";
+function writeHash() {
+  const found = new URLSearchParams();
+  for (const id of chosen.keys()) found.append("run", id);
+  if (!chosen.size) found.append("run", "");
+  if (view.x !== "step") found.set("x", view.x);
+  if (view.smoothing) found.set("smooth", view.smoothing);
+  for (const key of view.logs) found.append("log", key);
+  if (view.filter) found.set("filter", view.filter);
+  if (view.sort) found.set("sort", view.sort);
+  if (view.open !== null) found.set("open", view.open);
+  if (view.columns) for (const name of view.columns.size ? view.columns : [""]) found.append("column", name);
+  history.replaceState(null, "", `#${found}`);
 }
 
-function element(name, text, className) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
+// --- charts --------------------------------------------------------------------------------------
+
+const charts = METRICS.map((spec) => new Chart(spec, { onCursor: moveCursor, onLog: toggleLog }));
+byId("grid").append(...charts.map((chart) => chart.figure));
+
+function addRun(id) {
+  if (chosen.has(id) || chosen.size >= MOST_CHARTED) return;
+  const used = new Set(chosen.values());
+  let slot = 0;
+  while (used.has(slot)) slot++;
+  chosen.set(id, slot);
 }
 
-function shownRows() {
-  const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  return state.rows.filter((row) => words.every(
-    (word) => row.id.toLowerCase().includes(word) || row.state === word));
+function drawChart(chart) {
+  const curves = data.get(chart.spec.key), series = [];
+  for (const [id, slot] of chosen) {
+    const curve = curves.get(id);
+    if (curve?.y.some((value) => value !== null)) series.push({ id, slot, ...curve });
+  }
+  chart.update(series, { xTitle: X_TITLES[view.x], smoothing: view.smoothing, strong,
+    isLog: view.logs.has(chart.spec.key) });
+  if (series.length && !document.body.dataset.firstChartMs) {
+    document.body.dataset.firstChartMs = String(Math.round(performance.now()));
+  }
 }
 
-function drawRows() {
-  const shown = shownRows();
-  const body = byId("rows");
-  const made = shown.slice(0, MOST_ROWS).map((row) => {
-    const line = element("tr");
-    const box = element("input");
-    box.type = "checkbox";
-    box.checked = state.chosen.has(row.id);
-    box.setAttribute("aria-label", "curve of " + row.id);
-    box.addEventListener("change", () => choose(row.id, box.checked));
-    const first = element("td");
-    first.append(box);
-    const open = element("button", row.id);
-    open.type = "button";
-    open.addEventListener("click", () => { state.opened = row.id; tags.clear(); look(); });
-    const name = element("td");
-    name.append(open);
-    const badge = element("td");
-    badge.append(element("span", row.state, "badge " + row.state));
-    line.append(first, name, badge, element("td", row.step === null ? "" : String(row.step), "n"),
-      element("td", short(row.loss), "n"), element("td", short(row.eval_loss), "n"),
-      element("td", short(row.tokens_per_s), "n"), element("td", ago(row.updated_t), "n"));
-    return line;
+const drawCharts = () => charts.forEach(drawChart);
+
+function toggleLog(key) {
+  if (!view.logs.delete(key)) view.logs.add(key);
+  writeHash();
+  drawChart(charts.find((chart) => chart.spec.key === key));
+}
+
+let cursor = null, isDrawing = false;
+function moveCursor(x, active, isKey = false) {
+  cursor = { x, active, isKey };
+  if (isDrawing) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    for (const chart of charts) chart.showCursor(cursor.x, chart === cursor.active);
+    if (cursor.isKey) byId("spoken").textContent = cursor.active.tip.innerText.replace(/\n+/g, ", ");
   });
-  body.replaceChildren(...made);
-  byId("more").textContent = shown.length > MOST_ROWS
-    ? `${shown.length - MOST_ROWS} more; narrow the list above` : "";
-  const running = state.rows.filter((row) => row.state === "running").length;
-  byId("summary").textContent = `${state.rows.length} runs, ${running} of them running`;
 }
 
-function choose(id, isChosen) {
-  if (isChosen) {
-    const used = new Set(state.chosen.values());
-    let colour = COLOURS.findIndex((_, k) => !used.has(k));
-    if (colour < 0) colour = state.chosen.size % COLOURS.length;
-    state.chosen.set(id, colour);
-  } else {
-    state.chosen.delete(id);
-  }
-  tags.clear();
-  look();
-}
-
-function ticks(low, high, count) {
-  const span = high - low || Math.abs(high) || 1;
-  const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((each) => each >= rough);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(at);
-  return found;
-}
-
-function drawCurves() {
-  const canvas = byId("curves"), style = getComputedStyle(document.documentElement);
-  const scale = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = canvas.clientHeight;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
-  pen.clearRect(0, 0, width, height);
-  const isLog = byId("log").checked;
-  const project = (value) => (isLog ? Math.log10(value) : value);
-  const series = [];
-  for (const [id, colour] of state.chosen) {
-    const curve = state.curves[id];
-    if (curve) series.push({ id, colour, x: curve.x, y: curve.y });
-  }
-  const xs = series.flatMap((one) => one.x);
-  const ys = series.flatMap((one) => one.y.filter((y) => y !== null && (!isLog || y > 0)));
-  pen.font = "12px sans-serif";
-  pen.fillStyle = style.getPropertyValue("--muted");
-  byId("keys").replaceChildren(...series.map((one) => {
-    const key = element("span"), mark = element("i");
-    mark.style.background = COLOURS[one.colour];
-    key.append(mark, one.id + (one.x.length ? "" : " (nothing to draw)"));
-    return key;
+function drawLegend() {
+  byId("legend").replaceChildren(...[...chosen].map(([id, slot]) => {
+    const button = element("button");
+    button.type = "button";
+    button.append(mark(slot), nameOf(id), element("span", "×"));
+    button.setAttribute("aria-label", `Remove ${id} from the charts`);
+    const emphasise = (which) => () => { strong = which; drawCharts(); };
+    button.addEventListener("pointerenter", emphasise(id));
+    button.addEventListener("pointerleave", emphasise(null));
+    button.addEventListener("click", () => { strong = null; choose([id], false); });
+    return button;
   }));
-  if (!ys.length) {
-    pen.fillText("Choose runs in the list below.", 16, 28);
-    return;
-  }
-  const min = (all) => all.reduce((a, b) => Math.min(a, b), Infinity);
-  const max = (all) => all.reduce((a, b) => Math.max(a, b), -Infinity);
-  const x0 = min(xs), x1 = Math.max(max(xs), x0 + 1e-9);
-  let y0 = project(min(ys)), y1 = project(max(ys));
-  if (y1 - y0 < 1e-12) { y0 -= Math.abs(y0) * 0.1 || 1; y1 += Math.abs(y1) * 0.1 || 1; }
-  const left = 62, right = 12, top = 10, bottom = 26;
-  const px = (x) => left + (x - x0) / (x1 - x0) * (width - left - right);
-  const py = (y) => height - bottom - (project(y) - y0) / (y1 - y0) * (height - top - bottom);
-  pen.strokeStyle = style.getPropertyValue("--line");
-  pen.lineWidth = 1;
-  pen.textAlign = "right";
-  for (const at of ticks(y0, y1, 5)) {
-    const y = height - bottom - (at - y0) / (y1 - y0) * (height - top - bottom);
-    pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - right, y); pen.stroke();
-    pen.fillText(short(isLog ? 10 ** at : Number(at.toPrecision(6))), left - 6, y + 4);
-  }
-  pen.textAlign = "center";
-  for (const at of ticks(x0, x1, 6)) pen.fillText(short(Number(at.toPrecision(6))), px(at), height - 8);
-  pen.lineWidth = 1.5;
-  for (const one of series) {
-    pen.strokeStyle = COLOURS[one.colour];
-    pen.beginPath();
-    let isDown = false;
-    for (let k = 0; k < one.x.length; k++) {
-      const y = one.y[k];
-      if (y === null || (isLog && y <= 0)) { isDown = false; continue; }
-      if (isDown) pen.lineTo(px(one.x[k]), py(y)); else pen.moveTo(px(one.x[k]), py(y));
-      isDown = true;
+  byId("nothing").hidden = chosen.size > 0 || !hasBegun;
+}
+
+// Reads the curves of runs that are new or have changed, chart by chart.
+async function loadCurves() {
+  mustLoad = true;
+  if (isLoading) return;
+  isLoading = true;
+  try {
+    while (mustLoad) {
+      mustLoad = false;
+      await loadChanged();
     }
-    pen.stroke();
-    if (one.x.length === 1) { pen.fillStyle = COLOURS[one.colour];
-      pen.fillRect(px(one.x[0]) - 2, py(one.y[0]) - 2, 4, 4); }
+  } finally {
+    isLoading = false;
   }
 }
 
-function drawEvents(events) {
-  byId("events-section").hidden = false;
-  byId("events-title").textContent = "Events of " + state.opened;
-  byId("events").replaceChildren(...events.map((event) => {
-    const line = element("tr");
-    const when = event.t === null ? "" : new Date(event.t * 1000).toLocaleString();
-    line.append(element("td", when), element("td", event.kind), element("td", event.words, "w"));
-    return line;
+async function loadChanged() {
+  const times = new Map(rows.map((row) => [row.id, `${row.updated_t} ${view.x}`]));
+  const changed = [...chosen.keys()].filter((id) => times.has(id) && loaded.get(id) !== times.get(id));
+  const x = view.x, target = data;
+  if (!changed.length) return;
+  for (const chart of charts) {
+    for (let k = 0; k < changed.length; k += AT_ONCE) {
+      const query = new URLSearchParams({ y: chart.spec.key, x, of: chosen.size });
+      for (const id of changed.slice(k, k + AT_ONCE)) query.append("run", id);
+      const curves = await ask(`/api/curves?${query}`);
+      if (target !== data) return;  // another axis was chosen meanwhile
+      for (const [id, curve] of Object.entries(curves)) target.get(chart.spec.key).set(id, curve);
+    }
+    drawChart(chart);
+  }
+  for (const id of changed) loaded.set(id, times.get(id));
+}
+
+// --- list and sweep ------------------------------------------------------------------------------
+
+function valueOf(row, name) {
+  if (name in row) return row[name];
+  const index = settingIndex.get(name);
+  return index === undefined ? undefined : settings.runs[row.id]?.[index];
+}
+
+const table = new Table({
+  choose: (id, isChosen) => choose([id], isChosen),
+  open: (id) => openRun(id, true),
+  sort: (name) => {
+    view.sort = view.sort === name ? `-${name}` : view.sort === `-${name}` ? "" : name;
+    writeHash();
+    drawList();
+  },
+}, valueOf);
+const parallel = new Parallel(byId("parallel"), (id) => openRun(id, true));
+
+const shownRows = () => sorted(filtered(rows, view.filter, valueOf), view.sort, valueOf);
+
+// Settings that differ between the shown runs, in the order of the schema.
+function differing(shown) {
+  return settings.names.filter((name) => {
+    const index = settingIndex.get(name);
+    const values = new Set();
+    for (const row of shown) {
+      const of = settings.runs[row.id];
+      if (of) values.add(of[index]);
+      if (values.size > 1) return true;
+    }
+    return false;
+  });
+}
+
+let drawnMs = 0;
+function drawList() {
+  drawnMs = Date.now();
+  const shown = shownRows(), names = differing(shown);
+  const columns = view.columns ? names.filter((name) => view.columns.has(name)) : names.slice(0, FIRST_COLUMNS);
+  table.update(shown, columns, chosen, view.sort);
+  byId("shown").textContent = (shown.length === rows.length ? "" : `${count(shown.length, "run")} shown. `)
+    + (chosen.size >= MOST_CHARTED ? `Charts hold at most ${MOST_CHARTED} runs.` : "");
+  const running = rows.filter((row) => row.state === "running").length;
+  byId("summary").textContent = `${count(rows.length, "run")}, ${running} running`;
+  drawColumnBoxes(names, columns);
+  drawSweep(shown, columns);
+}
+
+function drawColumnBoxes(names, columns) {
+  byId("columns").hidden = !names.length;
+  const signature = JSON.stringify([names, columns]);
+  if (drawColumnBoxes.signature === signature) return;
+  drawColumnBoxes.signature = signature;
+  const focused = document.activeElement?.dataset?.setting;
+  byId("column-boxes").replaceChildren(...names.map((name) => {
+    const label = element("label"), box = element("input");
+    box.type = "checkbox";
+    box.dataset.setting = name;
+    box.checked = columns.includes(name);
+    box.addEventListener("change", () => {
+      view.columns = new Set(columns);
+      if (box.checked) view.columns.add(name); else view.columns.delete(name);
+      writeHash();
+      drawList();
+    });
+    label.append(box, element("span", name));
+    return label;
   }));
+  if (focused) document.querySelector(`[data-setting="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function drawSweep(shown, columns) {
+  const known = shown.filter((row) => settings.runs[row.id] && row.loss !== null);
+  const isEvaluated = known.every((row) => row.eval_loss !== null);
+  const lossOf = (row) => (isEvaluated ? row.eval_loss : row.loss);
+  const axes = columns.slice(0, MOST_AXES - 1);
+  const runs = known.map((row) => ({
+    id: row.id, slot: chosen.get(row.id), values: [...axes.map((name) => valueOf(row, name)), lossOf(row)],
+  }));
+  byId("sweep").hidden = runs.length < 2 || !axes.length;
+  if (byId("sweep").hidden) return;
+  parallel.update(runs, [...axes, isEvaluated ? "validation loss" : "training loss"]);
+}
+
+function choose(ids, isChosen) {
+  for (const id of ids) {
+    if (isChosen) addRun(id);
+    else {
+      chosen.delete(id);
+      loaded.delete(id);
+      for (const curves of data.values()) curves.delete(id);
+    }
+  }
+  hasBegun = true;
+  writeHash();
+  drawAll();
+  attempt(loadCurves);
+}
+
+function drawAll() {
+  drawLegend();
+  drawCharts();
+  drawList();
+}
+
+const panel = new RunPanel(() => openRun(null));
+function openRun(id, isMoving = false) {
+  view.open = id;
+  writeHash();
+  attempt(() => panel.open(id, isMoving));
+}
+
+// --- live updates --------------------------------------------------------------------------------
+
+async function attempt(action) {
+  try {
+    await action();
+    byId("problem").textContent = "";
+  } catch (error) {
+    byId("problem").textContent = `The server does not answer: ${error.message}`;
+  }
+}
+
+async function loadSettings() {
+  const signature = rows.map((row) => `${row.id} ${row.state}`).join();
+  if (signature === settingsOf) return;
+  const found = await askAgain("/api/settings");
+  settingsOf = signature;
+  if (!found) return;
+  settings = found;
+  settingIndex = new Map(settings.names.map((name, k) => [name, k]));
+  drawList();
 }
 
 async function look() {
-  const begun = performance.now();
-  try {
-    const rows = await ask("/api/runs");
-    if (rows) {
-      state.rows = rows;
-      if (!state.begun) {
-        state.begun = true;
-        for (const row of rows.filter((each) => each.step !== null).slice(0, 3)) {
-          state.chosen.set(row.id, state.chosen.size);
-        }
-      }
+  const found = await askAgain("/api/runs");
+  if (found) {
+    rows = found;
+    if (!hasBegun) {
+      hasBegun = true;
+      for (const row of rows.filter((each) => each.step !== null).slice(0, FIRST_RUNS)) addRun(row.id);
+      drawLegend();
     }
-    drawRows();
-    if (state.chosen.size) {
-      const query = new URLSearchParams({ y: byId("y").value, x: byId("x").value });
-      for (const id of state.chosen.keys()) query.append("run", id);
-      const curves = await ask("/api/curves?" + query);
-      if (curves) { state.curves = curves; drawCurves(); }
-    } else {
-      state.curves = {};
-      drawCurves();
-    }
-    if (state.opened) {
-      const events = await ask("/api/events?" + new URLSearchParams({ run: state.opened }));
-      if (events) drawEvents(events);
-    }
-    byId("reading").textContent = "";
-  } catch (error) {
-    byId("reading").textContent = "not answered: " + error.message;
+    await Promise.all([loadCurves(), Promise.resolve().then(drawList)]);
+    await loadSettings();
+  } else if (Date.now() - drawnMs > AGES_EVERY_MS) {
+    drawList();
   }
-  document.body.dataset.looked = String(Math.round(performance.now() - begun));
+  if (panel.id !== null && rows.some((row) => row.id === panel.id)) await panel.refresh();
+  document.body.dataset.allChartsMs ??= String(Math.round(performance.now()));
+  document.body.dataset.looked = String(Number(document.body.dataset.looked ?? 0) + 1);
 }
 
-fill(byId("y"), Y);
-fill(byId("x"), X);
-for (const id of ["y", "x"]) byId(id).addEventListener("change", () => { tags.clear(); look(); });
-byId("log").addEventListener("change", drawCurves);
-byId("filter").addEventListener("input", drawRows);
-byId("none").addEventListener("click", () => { state.chosen.clear(); tags.clear(); look(); });
-window.addEventListener("resize", drawCurves);
-look();
-setInterval(look, EVERY_MS);
+async function lookAgain() {
+  if (!document.hidden) await attempt(look);
+  setTimeout(lookAgain, EVERY_MS);
+}
+
+byId("x").addEventListener("change", () => {
+  view.x = byId("x").value;
+  data = new Map(METRICS.map(({ key }) => [key, new Map()]));
+  loaded.clear();
+  writeHash();
+  attempt(loadCurves);
+});
+byId("smooth").addEventListener("input", () => {
+  view.smoothing = Number(byId("smooth").value);
+  byId("smooth-value").value = view.smoothing;
+  writeHash();
+  drawCharts();
+});
+byId("filter").addEventListener("input", () => {
+  view.filter = byId("filter").value;
+  writeHash();
+  drawList();
+});
+byId("all").addEventListener("click", () => choose(shownRows().map((row) => row.id), true));
+byId("none").addEventListener("click", () => choose([...chosen.keys()], false));
+addEventListener("hashchange", () => {
+  readHash();
+  data = new Map(METRICS.map(({ key }) => [key, new Map()]));
+  loaded.clear();
+  drawAll();
+  attempt(loadCurves);
+  if (panel.id !== view.open) openRun(view.open);
+});
+addEventListener("resize", () => { drawCharts(); parallel.draw(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawCharts(); parallel.draw(); });
+
+readHash();
+drawLegend();
+if (view.open !== null) openRun(view.open);
+lookAgain();

@@ -2,13 +2,16 @@
 
 It only answers GET. A browser's request is looked up among the existing runs, so no path
 comes from outside. A page of another site cannot read the answers, as foreign host names
-are rejected and only the page's own scripts run.
+are rejected and only the page's own scripts run. Pages in the folders of runs run none.
 """
 
 import gzip
 import json
 import socket
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,25 +20,42 @@ from ipaddress import ip_address
 from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from shardyard.control.follow import describe_event
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.sanitize import sanitize
-from shardyard.report.serve.index import EVALUATION, KEYS, X_KEYS, Curves, Index
-from shardyard.rundir.jsonl import json_value, read_lines_backwards
+from shardyard.report.html import CSS
+from shardyard.report.serve.curves import Curves, can_draw
+from shardyard.report.serve.details import (
+    PAGES,
+    SettingsCache,
+    inside,
+    read_events,
+    read_log,
+    read_page,
+)
+from shardyard.report.serve.index import Index
+from shardyard.rundir.jsonl import json_value
 from shardyard.rundir.layout import RunDir
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_MOST_EVENTS = 200
 _MOST_RUNS = 1000
+_QUIET_S = 0.3
+"""Time without a request after which speeds of runs are measured."""
+_HTML = "text/html; charset=utf-8"
 _ZIPPED_FROM_BYTES = 1000
 _PARTS = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/": ("page.html", _HTML),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("page", "api", "charts", "parallel", "table", "run")
+    },
 }
+RUN_PAGES = "/runs/"
+"""Begins the addresses of pages in folders of runs."""
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+_POLICY_OF_A_RUNS_PAGE = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class HttpError(Exception):
@@ -52,40 +72,66 @@ class Pages:
     def __init__(self, folder: Path) -> None:
         self.index = Index(folder)
         self._curves = Curves()
+        self._settings = SettingsCache()
 
     def answer(self, path: str, query: Mapping[str, list[str]]) -> tuple[bytes, str]:
         """Return the content of a path and its type.
 
         Raises:
-            Refused: The path does not exist.
+            HttpError: The path does not exist.
         """
         if path in _PARTS:
             name, kind = _PARTS[path]
             return _part(name), kind
+        if path.startswith(RUN_PAGES):
+            return self._page_of_a_run(path), _HTML
         match path:
             case "/api/runs":
                 content: Any = [vars(row) for row in self.index.rows()]
+            case "/api/settings":
+                runs = [self._run(row.id) for row in self.index.rows()[:_MOST_RUNS]]
+                content = self._settings.differing(runs)
             case "/api/curves":
-                content = self._read_curves(query)
+                # its numbers are finite already, and checking them again takes as long as the rest
+                curves = self._read_curves(query)
+                return json.dumps(curves, allow_nan=False).encode(), "application/json"
             case "/api/events":
-                content = self._events(query)
+                content = read_events(self._runs(query)[0])
+            case "/api/log":
+                run = self._runs(query)[0]
+                content = read_log(run, _number(query, "attempt"), _number(query, "rank"))
+            case "/api/pages":
+                content = self._pages(self._runs(query)[0])
             case _:
                 raise HttpError(404, "there is no such page")
         return json.dumps(json_value(content), allow_nan=False).encode(), "application/json"
 
     def _read_curves(self, query: Mapping[str, list[str]]) -> dict[str, Any]:
         y, x = query.get("y", ["loss"])[0], query.get("x", ["step"])[0]
-        if x not in X_KEYS or not (y in KEYS or y.startswith(EVALUATION)):
+        if not can_draw(y, x):
             raise HttpError(400, "x and y name no number of a step")
-        return self._curves.read(self._runs(query), y=y, x=x)
+        sharing = min(_number(query, "of") or 0, _MOST_RUNS)
+        curves = self._curves.read(self._runs(query), y=y, x=x, sharing=sharing)
+        without = {"x": [], "y": []}  # shorter than a gap at each step
+        return {
+            run_id: curve if any(value is not None for value in curve["y"]) else without
+            for run_id, curve in curves.items()
+        }
 
-    def _events(self, query: Mapping[str, list[str]]) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = []
-        for event in read_lines_backwards(self._runs(query)[0].events):
-            words = _words(event)
-            if words and len(events) < _MOST_EVENTS:
-                events.append({"t": event.get("t"), "kind": event["kind"], "words": words})
-        return events
+    def _pages(self, run: RunDir) -> list[dict[str, str]]:
+        return [
+            {"title": title, "address": f"{RUN_PAGES}{quote(run.run_id, safe='')}/{name}"}
+            for name, title in PAGES.items()
+            if inside(run, run.path / name)
+        ]
+
+    def _page_of_a_run(self, path: str) -> bytes:
+        run_id, _, name = path.removeprefix(RUN_PAGES).partition("/")
+        run = self._runs({"run": [unquote(run_id)]})[0]
+        content = read_page(run, name)
+        if content is None:
+            raise HttpError(404, "the run has no such page")
+        return content
 
     def _runs(self, query: Mapping[str, list[str]]) -> list[RunDir]:
         ids = query.get("run", [])
@@ -94,19 +140,30 @@ class Pages:
         known = {row.id for row in self.index.rows()}
         if unknown := [each for each in ids if each not in known]:
             raise HttpError(404, f"there is no run {sanitize(unknown[0])[:100]}")
-        return [RunDir(self.index.folder / each) for each in ids]
+        return [self._run(each) for each in ids]
+
+    def _run(self, run_id: str) -> RunDir:
+        return RunDir(self.index.folder / run_id)
 
 
-def _words(event: dict[str, Any]) -> str | None:
-    try:
-        return describe_event(event)
-    except (KeyError, TypeError, ValueError):  # of another version
-        return str(event["kind"])
+def _number(query: Mapping[str, list[str]], name: str) -> int | None:
+    """A whole number of a query; None: it is not given.
+
+    Raises:
+        HttpError: It is no number.
+    """
+    text = query.get(name, [""])[0]
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 9):
+        raise HttpError(400, f"{name} is a whole number")
+    return int(text)
 
 
 @cache
 def _part(name: str) -> bytes:
-    return (files("shardyard.report.serve") / name).read_bytes()
+    content = (files("shardyard.report.serve") / name).read_bytes()
+    return CSS.encode() + content if name.endswith(".css") else content
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -122,7 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         try:
-            body, kind = self.server.pages.answer(url.path, parse_qs(url.query))
+            with self.server.answering():
+                body, kind = self.server.pages.answer(url.path, parse_qs(url.query))
         except HttpError as refused:
             self._send(refused.code, str(refused).encode(), "text/plain; charset=utf-8")
             return
@@ -130,7 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
             text = sanitize(str(error)).encode(errors="replace")
             self._send(500, text, "text/plain; charset=utf-8")
             return
-        self._send(200, body, kind)
+        is_of_a_run = url.path.startswith(RUN_PAGES)
+        self._send(200, body, kind, policy=_POLICY_OF_A_RUNS_PAGE if is_of_a_run else _POLICY)
 
     def _is_for_us(self) -> bool:
         """Whether the name is ours: one that an attacker's name server points here is not."""
@@ -140,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         names = ("127.0.0.1", "localhost", "[::1]", self.server.name)
         return host in {f"{name}:{self.server.server_port}" for name in names}
 
-    def _send(self, code: int, body: bytes, kind: str) -> None:
+    def _send(self, code: int, body: bytes, kind: str, *, policy: str = _POLICY) -> None:
         tag = f'"{sha256(body).hexdigest()[:20]}"'
         if code == 200 and self.headers.get("If-None-Match") == tag:
             self.send_response(304)
@@ -157,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Encoding", "gzip")
         self.send_header("ETag", tag)
         self.send_header("Cache-Control", "no-cache")
-        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("Content-Security-Policy", policy)
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(body)
@@ -178,6 +237,10 @@ class Server(ThreadingHTTPServer):
             RequestError: The address cannot be listened at.
         """
         self.pages = Pages(folder)
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._last_request_s: float | None = None
+        self._is_closed = threading.Event()
         host = host.removeprefix("[").removesuffix("]")
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -191,6 +254,32 @@ class Server(ThreadingHTTPServer):
             ) from error
         self.name = f"[{host}]" if ":" in host else host
         """Host as a browser writes it."""
+        threading.Thread(target=self._measure_speeds, daemon=True).start()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request: speeds of runs are measured between requests only."""
+        with self._lock:
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._requests -= 1
+                self._last_request_s = time.monotonic()
+
+    def _measure_speeds(self) -> None:
+        while not self._is_closed.is_set():
+            if not (self._is_quiet() and self.pages.index.measure_speed()):
+                self._is_closed.wait(_QUIET_S)
+
+    def _is_quiet(self) -> bool:
+        last_s = self._last_request_s
+        return self._requests == 0 and last_s is not None and time.monotonic() - last_s > _QUIET_S
+
+    def server_close(self) -> None:
+        self._is_closed.set()
+        super().server_close()
 
     def server_bind(self) -> None:
         """Bind without HTTPServer's search for this machine's name, which can take seconds."""
