@@ -401,7 +401,7 @@ def test_nobody_is_asked_without_a_terminal(tmp_path: Path, capsys: Captured) ->
     given = [f"run.dir={tmp_path / 'runs'}", "run.id=first", *RECIPE]
     words = ("study", *given, "--nodes", "1,2", "--on", "fake")
     assert main(words, launchers={"fake": FakeLauncher()}) == 2
-    assert "do it with --yes" in capsys.readouterr().err
+    assert "Add --yes to do it" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.cli.train import first_attempt
 from shardyard.control import attempt, submission
 from shardyard.control.request import Request
+from shardyard.control.train import first_attempt
 from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import write_json

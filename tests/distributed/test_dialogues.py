@@ -106,7 +106,7 @@ def plain(source: Path, rows: list[list[dict[str, str]]] = ROWS) -> tuple[float,
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "top_k": 30}], ids=str)
 def test_the_text_at_the_end_of_a_run_answers_the_prompt(
-    tmp_path: Path, source: Path, sampling: dict[str, float]
+    tmp_path: Path, source: Path, sampling: dict[str, Any]
 ) -> None:
     told = {"generate_tokens": 12, "prompt": "What is 2 and 2?", **sampling}
     run_dir = run(tmp_path, source, {"task": told, "run": {"steps": 1}})

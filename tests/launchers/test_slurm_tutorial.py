@@ -81,7 +81,7 @@ class Reader:
         return is_waiting and self.place.state(self.run_id) == "drained"
 
     def last_step(self) -> int:
-        return max(line["step"] for line in read_lines(self.run_dir.metrics))
+        return max(int(line["step"]) for line in read_lines(self.run_dir.metrics))
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ def make(place: Place) -> None:
     """Train all five in the runs folder of a place."""
     (place.folder / "tiny.yaml").write_text(RECIPE)
     (place.folder / "text").mkdir()
-    for number, source in enumerate(sorted((ROOT / "src").rglob("*.py"))[:NUM_DOCUMENTS]):
-        (place.folder / "text" / f"{number}.txt").write_text(source.read_text() or "# empty\n")
+    for number, module in enumerate(sorted((ROOT / "src").rglob("*.py"))[:NUM_DOCUMENTS]):
+        (place.folder / "text" / f"{number}.txt").write_text(module.read_text() or "# empty\n")
     _run(place, "train", "tiny.yaml", "run.id=plain", "task.generate_tokens=24")
     _resumed(place)
     _lost(place)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -82,7 +83,7 @@ def _print_trained(run_dir: RunDir, *, as_json: bool) -> None:
         print_table(("", "", ""), [*rows, *_progress_rows(state)])
         return
     job = dict.fromkeys(("launcher", "job_id", "job_name", "exit_code", "spent", "max_usd"))
-    content = {
+    content: dict[str, Any] = {
         "run_id": state.id,
         **job,
         "state": state.state,

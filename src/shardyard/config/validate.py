@@ -214,8 +214,8 @@ def _recognized_keys(
         *above, key = section.split(".")
         shown = _as_yaml([*above, key, "setting"])
         text = f"holds {kind_of(content)}, not settings. Write `{shown}`."
-        if isinstance(content, str) and (found := re.match(r"(\w+):(\S.*)", content)):
-            text = f"{found[0]!r} has no space after its colon. Write `{found[1]}: {found[2]}`."
+        if isinstance(content, str) and (pair := re.match(r"(\w+):(\S.*)", content)):
+            text = f"{pair[0]!r} has no space after its colon. Write `{pair[1]}: {pair[2]}`."
         errors.append(Problem(section, text))
         return {}
     found, known = {}, _settings_in(section)
