@@ -31,12 +31,8 @@ _NO_PATHS = {
     "run.name": "a name, by default that of a file",
     "model.preset": "a name; what is at model.path has its shape",
     "data.format": "a format of files",
-    "data.text_key": "a column of files",
-    "data.images.image_key": "a column of files",
-    "data.images.label_key": "a column of files",
     "launch.volumes.efs": "an id",
     "launch.volumes.access_point": "an id",
-    "launch.slurm.container_mounts": "pairs of paths, joined by colons",
 }
 """Settings that accept text, speak of files and are no path -> what they are."""
 
