@@ -88,9 +88,9 @@ def test_a_long_run_shows_all_of_its_evaluations(tmp_path: Path) -> None:
     assert curves.read(runs, y="eval_loss", x="step")["r0"]["x"][-1] == 3996
     with runs[0].metrics.open("a") as file:
         file.write('ss": 1.5}}\n')
-    found = curves.read(runs, y="eval_loss", x="tokens")["r0"]
-    assert found["x"][-1] == 4096 * 4001 and found["y"][-1] == 1.5
-    assert len(found["x"]) == len(range(37, 4001, 37)) + 1
+    curve = curves.read(runs, y="eval_loss", x="tokens")["r0"]
+    assert curve["x"][-1] == 4096 * 4001 and curve["y"][-1] == 1.5
+    assert len(curve["x"]) == len(range(37, 4001, 37)) + 1
     runs[0].metrics.write_text("")
     assert curves.read(runs, y="eval_loss", x="step")["r0"]["x"] == []
 

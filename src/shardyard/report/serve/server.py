@@ -112,7 +112,7 @@ class Pages:
             raise HttpError(400, "x and y name no number of a step")
         sharing = min(_number(query, "of") or 0, _MOST_RUNS)
         curves = self._curves.read(self._runs(query), y=y, x=x, sharing=sharing)
-        without = {"x": [], "y": []}  # shorter than a gap at each step
+        without: dict[str, list[Any]] = {"x": [], "y": []}  # shorter than a gap at each step
         return {
             run_id: curve if any(value is not None for value in curve["y"]) else without
             for run_id, curve in curves.items()
