@@ -69,3 +69,8 @@ def test_commands_fit_on_a_line() -> None:
 def test_user_pages_become_no_longer_and_no_more() -> None:
     assert sum(len(page.read_text().split()) for page in PAGES) <= WORDS_IN_ALL
     assert len(PAGES) <= PAGES_IN_ALL
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 900), ("CHANGELOG.md", 700)])
+def test_the_first_pages_stay_short(page: str, most: int) -> None:
+    assert len(prose((ROOT / page).read_text()).split()) <= most
