@@ -66,6 +66,7 @@ def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
         "exit_code": 0,
         "message": "finished",
         "drain_left_s": None,
+        "page": "",
     }
     assert_nothing_left(agents, process)
     (started,) = agents.events("attempt_started")
