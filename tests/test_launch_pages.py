@@ -174,7 +174,10 @@ def test_the_example_is_rendered_for_every_kind_of_job(
 def test_the_example_without_what_a_place_needs_says_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for on, words in (("kubernetes", "Keep it in k8s"), ("aws-batch", "Keep it in aws-sm or ssm")):
+    for on, words in (
+        ("kubernetes", "set secrets.HF_TOKEN=k8s:"),
+        ("aws-batch", "set secrets.HF_TOKEN=aws-sm:"),
+    ):
         volume = ("launch.volumes=[{path: /shared, host: /a}]", "launch.run_dir=/shared/runs")
         assert main(["launch", EXAMPLE, "--on", on, "--dry-run", *volume]) == 2
         assert words in capsys.readouterr().err

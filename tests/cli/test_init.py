@@ -47,7 +47,7 @@ def test_the_answer_is_json_where_that_is_asked(capsys: pytest.CaptureFixture[st
     assert answer["is_written"] and answer["file"] == "recipe.yaml"
     assert answer["recipe"]["cluster"] == {"nodes": 1, "instance": "p5.48xlarge"}
     assert answer["plan"]["steps"] == 500 and len(answer["layouts"]) == 4
-    assert answer["look_at"][0].startswith("data.source=./my-text: nothing is there")
+    assert answer["look_at"][0].startswith("data.source=./my-text does not exist")
     assert answer["commands"][-1] == "shardyard launch recipe.yaml --on slurm"
 
 

@@ -214,9 +214,8 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
         Problem(
             path.setting,
             f"={path.text} does not exist on this machine, and the nodes of {node_paths.launcher} "
-            f"read the same files. {_near_hint(path)}Correct the path, or copy the data there. If "
-            "only the nodes have it, add its folder: "
-            f"launch.image_paths=[{fixed_folder(path.text)}].",
+            f"read the same files. {_near_hint(path)}Correct the path, or copy the data there."
+            f"{_image_paths_hint(path)}",
         )
         for path in paths_of(recipe)
         if path.row.opened_by == "run"
@@ -229,6 +228,13 @@ def check_existing_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]
 def _near_hint(path: RecipePath) -> str:
     near = near_path(path.text)
     return f"Did you mean {path.setting}={near}? " if near else ""
+
+
+def _image_paths_hint(path: RecipePath) -> str:
+    folder = fixed_folder(path.text)
+    if not folder.startswith("/"):  # the setting takes absolute paths only
+        return ""
+    return f" If only the nodes have it, add its folder: launch.image_paths=[{folder}]."
 
 
 def fixed_folder(entry: str) -> str:
