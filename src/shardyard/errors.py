@@ -98,10 +98,17 @@ class RecipeError(RequestError):
         page: str = "",
     ) -> None:
         self.problems = tuple(problems)
+        self.source, self.hint = source, hint
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n".join(f"  {problem}" for problem in problems)
         end = f"\n{hint}" if hint else ""
         super().__init__(sanitize(f"{source} has {count}:\n{lines}{end}"), page=page)
+
+    def with_problems(self, others: Sequence[Problem]) -> "RecipeError":
+        """This error and further problems, those of settings that it names already left out."""
+        known = {problem.path for problem in self.problems}
+        further = [problem for problem in others if problem.path not in known]
+        return RecipeError([*self.problems, *further], self.source, hint=self.hint, page=self.page)
 
 
 class SetUpError(RequestError):

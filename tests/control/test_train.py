@@ -81,6 +81,6 @@ def test_a_resume_is_refused_before_it_reads_or_writes_while_another_goes_on(
     with pytest.raises(RequestError, match="is being trained already"):
         next_attempt(run, ())
     lease.close()
-    with pytest.raises(ShardyardError, match="must be one YAML mapping"):
+    with pytest.raises(ShardyardError, match="is not closed: add"):
         next_attempt(run, ())
     Lease(run.lease).close()  # given back with the error

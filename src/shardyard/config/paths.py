@@ -176,9 +176,15 @@ def check_local_paths(recipe: Recipe) -> list[Problem]:
         if path.row.opened_by == "run"
         and not path.row.is_made
         and not is_pattern(path.text)
-        and unreadable_reason(path.text) is None
-        and not path_exists(path.text)
+        and _is_missing(path.text)
     ]
+
+
+def _is_missing(location: str) -> bool:
+    try:
+        return unreadable_reason(location) is None and not path_exists(location)
+    except (RuntimeError, ValueError):  # an unknown user's home, a NUL: other checks name them
+        return False
 
 
 def _missing_text(path: RecipePath) -> str:

@@ -6,6 +6,7 @@ of a model that only transformers knows.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from shardyard.config.auto import ResolveContext
 from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, loads_weights, tokenizer_notes
-from shardyard.config.load import Source, is_override
+from shardyard.config.load import Source, is_override, name_of
 from shardyard.config.model.source import (
     config_content,
     config_notes,
@@ -120,6 +121,8 @@ class Request:
         overrides = [each for each in arguments if isinstance(each, str) and is_override(each)]
         sources = [each for each in arguments if not (isinstance(each, str) and is_override(each))]
 
+        missing: list[Problem] = []
+
         def checks(recipe: Recipe) -> Iterator[Problem]:
             if sees is not None:
                 sight = sees(recipe)
@@ -128,11 +131,15 @@ class Request:
                     *check_mounted_paths(recipe, sight),
                 ]
             elif runs_here:
-                yield from [*check_local_paths(recipe), *_missing_secrets(recipe)]
+                missing.extend(check_local_paths(recipe))
+                yield from _missing_secrets(recipe)
             if further is not None:
                 yield from further(recipe)
 
-        recipe = load_checked_recipe(sources, overrides, to_train=to_train, further=checks)
+        with _reported_with(missing):
+            recipe = load_checked_recipe(sources, overrides, to_train=to_train, further=checks)
+        if any(problem.path == "model.path" for problem in missing):
+            raise RecipeError(missing, name_of(sources))
         for problem in [] if to_train else check_trainable(recipe):
             info(f"note: {problem}")
         if runs_here:
@@ -140,9 +147,16 @@ class Request:
         sight = None if sees is None else sees(recipe)
         files = [Path(each) for each in sources if isinstance(each, str | Path)]
         name = "-".join(file.stem for file in files) or "run"
-        request = Request.of(
-            recipe, name=name, needs_weights=needs_weights, shape_only=only_looks, node_paths=sight
-        )
+        with _reported_with(missing):  # what the model's files show too
+            request = Request.of(
+                recipe,
+                name=name,
+                needs_weights=needs_weights,
+                shape_only=only_looks,
+                node_paths=sight,
+            )
+        if missing:
+            raise RecipeError(missing, name_of(sources))
         folder = request.model_dir
         for note in [*config_notes(recipe.model, folder), *head_notes(recipe, folder)]:
             info(f"note: {note}")
@@ -418,6 +432,15 @@ def _find(
         if node_paths is None or model.hub is None:
             raise
         return None, f"model.hub={model.hub} could not be read here ({error})"
+
+
+@contextmanager
+def _reported_with(missing: list[Problem]) -> Iterator[None]:
+    """Add paths that are missing to the problems of a recipe that the block raises."""
+    try:
+        yield
+    except RecipeError as error:
+        raise error.with_problems(missing) from None
 
 
 def _raise_if_any(errors: list[Problem]) -> None:
