@@ -24,7 +24,8 @@ def test_a_disk_that_fills_loses_no_checkpoint(
         words = f"run.dir={disk}", "run.id=full", "checkpoint.keep_last=9", "cluster.devices=1"
         failed = place.run("train", "tiny.yaml", *words)
         assert failed.code == 1
-        last = failed.err.splitlines()[-1]
+        *_, last, page = failed.err.splitlines()
+        assert page == "docs: troubleshooting#disk-full-or-checkpoint-damaged"
         assert last.startswith("error: ") and "cannot be saved" in last
         assert "No space left on device" in last and "Free some room" in last
         saved = disk / "full" / "checkpoints"
