@@ -83,6 +83,10 @@ TABLE = (
     # settings
     wrong("train recipe.yaml gpus=8", "gpus", "Did you mean cluster.devices=8?"),
     wrong("train recipe.yaml lr=1e-4", "lr", "Did you mean optim.lr=1e-4?"),
+    wrong("train recipe.yaml fp16=true", "Did you mean precision.compute=fp16?"),
+    wrong("train recipe.yaml --bf16", "Did you mean precision.compute=bf16?"),
+    wrong("train recipe.yaml gradient_accumulation_steps=4", "mean optim.micro_batch=...?"),
+    wrong("train recipe.yaml unheard=1", "Write SECTION.unheard=VALUE."),
     wrong("train recipe.yaml batch_size=8", "batch_size", "Did you mean optim.global_batch=8?"),
     wrong("train recipe.yaml optim.lr = 1e-4", "one word without spaces", "optim.lr=VALUE"),
     wrong("train recipe.yaml optim.lerning_rate=1e-4", "Did you mean optim.lr?"),
@@ -289,3 +293,21 @@ def test_train_rejects_a_model_that_does_not_fit_before_data_is_prepared(
     assert fits(monkeypatch, high)
     assert not fits(monkeypatch, low)
     assert fits(monkeypatch, low, is_forced=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train model.preset=llama-tiny tokenizer={}",
+        "train model.preset=llama-tiny HF_TOKEN={}",
+        "train model.preset=llama-tiny --tokenizer {}",
+        "start model.preset=llama-tiny data.tokenizer={}",
+        "launch model.preset=llama-tiny data.tokenizer={}",
+    ],
+)
+def test_a_credential_in_the_wrong_place_is_not_printed(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    credential = "hf_" + "aB3dE6gH9jK2mN5pQ8sT" * 2
+    assert main(words.format(credential).split()) == 2
+    assert credential not in capsys.readouterr().err

@@ -8,7 +8,6 @@
 import difflib
 import importlib
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +142,10 @@ def _no_verb(words: Sequence[str]) -> str:
     near = near or difflib.get_close_matches(verb, _VERBS, n=1)
     if not near:
         return f"there is no verb {verb!r}. Verbs are {', '.join(_VERBS)}."
-    return f"there is no verb {verb!r}. Did you mean `{shlex.join(['shardyard', near[0], *rest])}`?"
+    from shardyard.config.secrets import shown_command  # only here: help needs none of it
+
+    meant = shown_command(["shardyard", near[0], *rest])
+    return f"there is no verb {verb!r}. Did you mean `{meant}`?"
 
 
 def _no_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
@@ -157,14 +159,14 @@ def _no_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
     if not any(each.name in ("recipe", "overrides") for each in parameters):
         options = [each.opts[0] for each in parameters if isinstance(each, click.Option)]
         return f"{name} It has {', '.join(options)}."
-    from shardyard.config.validate import nearest  # only here: it imports the schema
+    from shardyard.config.validate import override_hint  # only here: it imports the schema
 
     key, equals, value = error.option_name.lstrip("-").replace("-", "_").partition("=")
-    setting = nearest(key, None)
     place = words.index(error.option_name) + 1 if error.option_name in words else len(words)
     if not equals and place < len(words):
         value = words[place]
-    meant = f"Did you mean {setting}={value or 'VALUE'}?" if setting else "Such as run.steps=100."
+    hint = override_hint(key, value)
+    meant = f"Did you mean {hint}?" if hint else "Such as run.steps=100."
     return f"{name} Settings have no dashes, they are section.key=value. {meant}"
 
 

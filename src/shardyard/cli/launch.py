@@ -1,7 +1,6 @@
 """`shardyard launch`: shows the plan and its price, asks, and submits a remote run."""
 
 import json
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from shardyard.cli.options import (
     recipe_argument,
 )
 from shardyard.cli.watch import watch
+from shardyard.config.secrets import shown_command
 from shardyard.control.hub_access import access_errors
 from shardyard.control.job import LaunchedJob
 from shardyard.control.launch import proposal_of, rejection, submitted
@@ -72,7 +72,7 @@ def command(
     if on is None:
         raise click.UsageError(
             f"--on is missing: where to run, one of {', '.join(LAUNCHERS)}. For example: "
-            f"{shlex.join(['shardyard', 'launch', *recipe, '--on', 'slurm'])}."
+            f"{shown_command(['shardyard', 'launch', *recipe, '--on', 'slurm'])}."
         )
     launcher = launcher_named(on, launchers_in(context))
     words = (*recipe, *as_override(max_usd))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from shardyard.cli.plan_tables import (
     show_rejected,
     show_task,
 )
+from shardyard.config.secrets import shown_command
 from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
@@ -145,7 +145,7 @@ def command(
         return
     _show(found, critical_batch=critical_batch, details=details)
     if found.cluster is None and found.plan.fits == "does not fit":
-        words = shlex.join(["shardyard", "plan", *recipe, "--offers"])
+        words = shown_command(["shardyard", "plan", *recipe, "--offers"])
         echo(f"\nThis machine is too small. Compare machines to rent:\n  {words}")
     if found.day_prices:
         show_day_prices(found.day_prices)

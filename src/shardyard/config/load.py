@@ -16,7 +16,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import Setting, settings
 from shardyard.config.validate import (
     kind_of,
-    nearest,
+    override_hint,
     recognized_settings,
     setting_named,
     to_plain,
@@ -233,9 +233,9 @@ def _read_override(override: str, errors: list[Problem]) -> dict[str, Any]:
     if name == "phases" or (name == "secrets" and isinstance(value, dict)):
         return {name: value}
     if "." not in name:
-        hint = nearest(name, None) or f"SECTION.{name}"
-        text = f"an override names section and setting. Did you mean {hint}={text}?"
-        errors.append(Problem(name, text))
+        hint = override_hint(name, text)
+        ending = f"Did you mean {hint}?" if hint else f"Write SECTION.{name}=VALUE."
+        errors.append(Problem(name, f"an override names section and setting. {ending}"))
         return {}
     for part in reversed(name.split(".")):
         value = {part: value}

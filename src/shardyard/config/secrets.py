@@ -14,8 +14,9 @@ get secrets only if they use them.
 import json
 import math
 import re
+import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -92,6 +93,11 @@ def show(value: Any) -> str:
     if find_credential(text):
         return HIDDEN
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """A command to paste, for a message; words with a credential are hidden."""
+    return shlex.join(HIDDEN if find_credential(word) else word for word in words)
 
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)")

@@ -24,7 +24,7 @@ from shardyard.config.schema.plugin_sections import (
 )
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import UNNAMED_BOUND, Setting, sections, settings
-from shardyard.config.secrets import show
+from shardyard.config.secrets import HIDDEN, find_credential, show
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.plugins import WORDS, installed
 
@@ -89,6 +89,15 @@ _ELSEWHERE = {
     "use_rslora": "model.lora.rslora",
 }
 """Other trainers' name of a setting -> its name here, for the hint on an unknown key."""
+
+_VALUE_INSTEAD = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "gradient_checkpointing": "full",
+    "activation_checkpointing": "full",
+    "gradient_accumulation_steps": "...",
+}
+"""Other trainers' name -> what to write here in place of their value, which means another thing."""
 
 
 _REPLACED = {
@@ -332,6 +341,18 @@ def nearest(key: str, section: str | None) -> str | None:
     others = [name for name in names if not name.startswith(f"{first}.")]
     near = difflib.get_close_matches(wanted, others if section else list(leaves.values()), n=1)
     return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
+
+
+def override_hint(key: str, text: str) -> str | None:
+    """The override somebody meant by ``key=text``; None: no setting is near.
+
+    A credential in the text is not shown.
+    """
+    name = nearest(key, None)
+    if name is None:
+        return None
+    value = _VALUE_INSTEAD.get(key, text or "VALUE")
+    return f"{name}={HIDDEN if find_credential(value) else value}"
 
 
 def _check_plug_in_types(path: str, merged: dict[str, Any]) -> list[Problem]:
