@@ -188,16 +188,14 @@ def _is_missing(location: str) -> bool:
 
 
 def _missing_text(path: RecipePath) -> str:
-    near = near_path(path.text)
-    hint = f" Did you mean {path.setting}={near}?" if near else ""
     if path.setting == "model.path":
         return (
-            f"={path.text} does not exist.{hint} Give a Hugging Face folder that holds "
+            f"={path.text} does not exist. {_near_hint(path)}Give a Hugging Face folder that holds "
             "config.json, or name a hub repository with model.hub."
         )
     return (
-        f"={path.text!r} does not exist (looked for {Path(path.text).expanduser().absolute()})."
-        f"{hint} Correct the path, or use python-stdlib for text that is always there."
+        f"={path.text!r} does not exist (looked for {Path(path.text).expanduser().absolute()}). "
+        f"{_near_hint(path)}Correct the path, or use python-stdlib for text that is always there."
     )
 
 
