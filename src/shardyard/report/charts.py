@@ -406,10 +406,10 @@ def device_panels(record: RunRecord) -> dict[str, str]:
     times = [event["t"] for attempt in record.attempts for event in attempt.events]
     if not nodes or not times:
         return {}
-    begun_t = min(times)
+    start_t = min(times)
     # the marks of an attempt that no sample is of would be far outside of the picture
     end_t = max(*times, *(samples[-1].t for samples in nodes.values()))
-    span = (begun_t, end_t)
+    span = (start_t, end_t)
     found = {}
     for field in (*DEVICE_FIELDS, *(f for f in NODE_FIELDS if f.name in _NODE_PANELS)):
         series = _series(field, nodes)
@@ -471,10 +471,10 @@ def _paint(
     record: RunRecord,
     span: tuple[float, float],
 ) -> None:
-    begun_t, end_t = span
-    unit_s, unit = (3600.0, "hours") if end_t - begun_t > 2 * 3600 else (60.0, "minutes")
-    xs = [(k + 0.5) * (end_t - begun_t) / _BUCKETS / unit_s for k in range(_BUCKETS)]
-    rows = [in_buckets(one, begun_t, end_t) for one in series]
+    start_t, end_t = span
+    unit_s, unit = (3600.0, "hours") if end_t - start_t > 2 * 3600 else (60.0, "minutes")
+    xs = [(k + 0.5) * (end_t - start_t) / _BUCKETS / unit_s for k in range(_BUCKETS)]
+    rows = [in_buckets(one, start_t, end_t) for one in series]
     if len(rows) <= _MOST_LINES:
         for one, row, line in zip(series, rows, _COLOURS, strict=False):
             _line(axes, xs, row, color=line, label=one.name)
@@ -485,10 +485,10 @@ def _paint(
         axes.fill_between(xs, low, high, color=GREY, alpha=0.35, linewidth=0, label="all")
         middle = [median(c) if c else math.nan for c in columns]
         _line(axes, xs, middle, color=BLUE, label=f"the middle one of {len(rows)}")
-    axes.set_xlim(0, max((end_t - begun_t) / unit_s, 1e-9))
+    axes.set_xlim(0, max((end_t - start_t) / unit_s, 1e-9))
     top = axes.dataLim.y1
     axes.set_ylim(0, 1.22 * top if top > 0 else 1.0)
-    _mark_device_starts(axes, record, begun_t, unit_s)
+    _mark_device_starts(axes, record, start_t, unit_s)
     axes.yaxis.set_major_formatter(_ticks(field))
     axes.set_title(_title(field))
     axes.set_xlabel(f"{unit} since the start")

@@ -48,7 +48,7 @@ class Lever:
 
     @property
     def effect(self) -> str:
-        """What it does and takes."""
+        """Description, memory and effect on the result, in words."""
         note = f"; it {self.note}" if self.note else ""
         return f"{self.what}, {format_bytes(self.device_bytes)} of device memory{note}"
 

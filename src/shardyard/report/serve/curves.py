@@ -278,7 +278,7 @@ class _Clock:
     )  # fmt: skip
 
     def __init__(self, run: RunDir) -> None:
-        self.begun_t: float | None = None
+        self.start_t: float | None = None
         self._marks: dict[Start, tuple[list[int], list[float]]] = {}
         loaded: dict[Start, int] = {}
         try:
@@ -286,7 +286,7 @@ class _Clock:
                 t, start, kind = event.get("t"), start_of(event), event.get("kind")
                 if t is None:
                     continue
-                self.begun_t = t if self.begun_t is None else self.begun_t
+                self.start_t = t if self.start_t is None else self.start_t
                 step = event.get("step")
                 if kind == "model_ready":
                     step = loaded.get(start, 0)
@@ -309,7 +309,7 @@ class _Clock:
     def hours(self, start: Start | None, line: Line) -> float | None:
         """Return the hours from the run's first event to the end of a step."""
         steps, times = self._marks.get(start or (0, 0), ([], []))
-        if not steps or self.begun_t is None:
+        if not steps or self.start_t is None:
             return None
         step = line["step"]
         index = bisect_right(steps, step)
@@ -319,7 +319,7 @@ class _Clock:
         else:
             low, high = steps[index - 1], steps[index]
             t = times[index - 1] + (times[index] - times[index - 1]) * (step - low) / (high - low)
-        return round((float(t) - self.begun_t) / 3600, 6)
+        return round((float(t) - self.start_t) / 3600, 6)
 
 
 def _device_samples(run: RunDir) -> list[tuple[float, int | None, float]]:
@@ -356,8 +356,8 @@ def _utilisation(
     if not samples:
         return {"x": [], "y": []}
     if x == HOURS:
-        begun_t = _Clock(run).begun_t
-        first_t = samples[0][0] if begun_t is None else begun_t
+        start_t = _Clock(run).start_t
+        first_t = samples[0][0] if start_t is None else start_t
         hours = [round((t - first_t) / 3600, 6) for t, _, _ in samples]
         return {"x": hours, "y": [_short(value) for _, _, value in samples]}
     points = [(step, value) for _, step, value in samples if step is not None]

@@ -1,4 +1,4 @@
-"""What the page shows of a run besides curves: events, logs, settings and pages in its folder.
+"""Reads a run for the page, besides its curves: events, logs, settings and pages in its folder.
 
 Files are looked up by fixed names and by numbers, and only inside the folder of the run, so
 that no link leads out of it.

@@ -112,9 +112,9 @@ class Pages:
             raise HttpError(400, "x and y name no number of a step")
         sharing = min(_number(query, "of") or 0, _MOST_RUNS)
         curves = self._curves.read(self._runs(query), y=y, x=x, sharing=sharing)
-        without: dict[str, list[Any]] = {"x": [], "y": []}  # shorter than a gap at each step
+        empty: dict[str, list[Any]] = {"x": [], "y": []}  # shorter than a gap at each step
         return {
-            run_id: curve if any(value is not None for value in curve["y"]) else without
+            run_id: curve if any(value is not None for value in curve["y"]) else empty
             for run_id, curve in curves.items()
         }
 
