@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.test_docs import _FENCED
 
-_NUMBER = re.compile(r"\d[\d.,]*")
+_NUMBER = re.compile(r"\d[\d.,]*(?: [KMGT]\b)?")
+_TIME = re.compile(r"0 (?:us|ms|s|min|h|d)\b(?: 0 (?:ms|s|min|h)\b)*")
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ def not_printed(shown: list[str], printed: str, *, numbers: bool = True) -> list
     """Lines shown that are in no line printed.
 
     ``...`` is any text of a line, and any number of blanks is the same. Without ``numbers`` each
-    number equals any other.
+    number equals any other, thousands and units of time included: 711 ms may be shown as 1.48 s.
     """
 
     def plain(text: str) -> str:
-        return " ".join(text.split() if numbers else _NUMBER.sub("0", text).split())
+        kept = text if numbers else _TIME.sub("0 s", _NUMBER.sub("0", text))
+        return " ".join(kept.split())
 
     lines = "\n".join(plain(line) for line in printed.splitlines())
     wanted = {
