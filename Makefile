@@ -25,11 +25,12 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the many processes of a test compiles every module anew. Empty: not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Kinds of tests: tests/selection.py. Two files at a time; those that measure time or fill the
-# machine with processes of their own are of the system half, which runs alone.
+# Kinds of tests: tests/selection.py. Two files at a time, but for folders of the system half whose
+# tests measure time or fill the machine with processes of their own.
 # -rs: what was skipped, and why, is read at the end.
 PYTEST := $(BIN)/python -m pytest --account -rs
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+ALONE := $(addprefix tests/,benchmarks e2e elastic launchers node)
 
 # Types beside the tests: each leaves the other's waiting times a processor.
 test: lint
@@ -42,7 +43,8 @@ test-fast: .venv/installed-dev
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not heavy and not system and not slow and not gpu"
 
 test-system: .venv/installed-dev
-	$(PYTEST) -m "system and not slow and not gpu" --durations=25
+	$(PYTEST) $(SIDE_BY_SIDE) -m "system and not slow and not gpu" $(ALONE:%=--ignore=%) --durations=25
+	$(PYTEST) -m "system and not slow and not gpu" $(ALONE) --durations=25
 
 # Built once; test-system runs these tests too where it is built, and skips them elsewhere.
 kubernetes:

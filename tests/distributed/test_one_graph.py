@@ -32,6 +32,8 @@ ROWS = 520
 """Of the table of tokens: those of the corpus, and one that hides tokens."""
 MLP = {"gpt2": "mlp", "gpt_neox": "mlp", "bert": "intermediate"}
 ONE_GRAPH = [name for name in FAMILIES if family_of(name).is_one_graph]
+MARKS = {"llama": (), "gemma2": pytest.mark.system, "bert": pytest.mark.system}
+"""The quick half has one, CI two more: layers of two kinds, and no causal mask. All are slow."""
 
 
 def _graphs(run_dirs: list[RunDir]) -> list[tuple[str, int]]:
@@ -85,10 +87,7 @@ def _check(corpus: Corpus, folder: Path, model_type: str, modes: Iterable[tuple[
 
 @pytest.mark.parametrize(
     "model_type",
-    [
-        name if name == "llama" else pytest.param(name, marks=pytest.mark.system)
-        for name in ONE_GRAPH
-    ],
+    [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in ONE_GRAPH],
 )
 def test_a_block_is_one_graph(corpus: Corpus, tmp_path: Path, model_type: str) -> None:
     _check(corpus, tmp_path, model_type, SHORT)
