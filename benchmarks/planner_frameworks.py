@@ -265,6 +265,8 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         sequence_parallel=_sequence_parallel(row, words, early=early),
         overlap_data=not early,
         overlap_tensor=_overlap_tensor(row, words, tp=tp),
+        # its expert parallelism runs over all ranks of a stage (core/parallel_state.py)
+        experts_over_tensor=is_megatron(row) or has(row.text("framework"), "bridge"),
         schedule=schedule,
         virtual_stages=_virtual_stages(schedule, stages),
         balanced_stages=_balanced_stages(row, pp=pp * (stages or 1)),

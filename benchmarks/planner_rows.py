@@ -55,6 +55,8 @@ class Case:
     tokens_per_s_per_device: float | None
     memory: MeasuredMemory | None
     is_oom: bool
+    recompute_is_open: bool = False
+    """Whether the row does not say what is recomputed: the planner's own choice is then judged."""
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -156,6 +158,7 @@ def row_to_case(row: Row) -> Case | Skipped:
         tokens_per_s_per_device=rate,
         memory=memory,
         is_oom=is_oom,
+        recompute_is_open=not row.text("act_ckpt") and recompute == "none",
     )
 
 

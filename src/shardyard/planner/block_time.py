@@ -30,6 +30,11 @@ EXPERT_IMBALANCE = 1.1
 """Tokens of the busiest rank's experts against the average. Routers are trained towards 1; the
 published runs of Megatron-Bridge force it."""
 
+EXPERT_KERNELS = 40
+"""Operators of a router and its dispatch, beside the experts' products: gate and scores, top k and
+its map, the losses of balance, counts and their exchange, sorting there and back
+(NVIDIA/Megatron-LM, core/transformer/moe: router.py, token_dispatcher.py)."""
+
 TENSOR_SKEW_S = 150e-6
 """Time between the arrivals of a tensor group's ranks at a collective.
 
@@ -167,6 +172,12 @@ class BlockTimes:
             if product.per_expert
         ]
 
+    def _launches(self, count: int) -> int:
+        """Kernels that ``count`` products of one shape are launched as."""
+        if self.techniques.kernels != "fused":
+            return 1  # torch's grouped product is one kernel
+        return count * (2 if self._is_fp8 else 1)
+
     # --- one block ------------------------------------------------------------------------------
 
     def shares(self, pp: int) -> BackwardShares:
@@ -194,7 +205,8 @@ class BlockTimes:
             tp, cp, ep, tokens, forward_s=forward_s, attention_s=attention_f
         )
         # tp adds four collectives a pass: a gather and a scatter around attention and the MLP.
-        launched = kernels + attention_kernels + len(products) + (4 if tp > 1 else 0)
+        launched = kernels + attention_kernels + (4 if tp > 1 else 0)
+        launched += sum(self._launches(count) for *_, count in products)
         host_s = HOST_S[self.techniques.kernels] * launched
         forward = Pass(
             forward_s + adapter_s, attention_f, self.rates.elementwise_s(moved, kernels), host_s,
@@ -287,7 +299,7 @@ class BlockTimes:
         if shape.num_experts:  # tokens are sorted by expert and put back
             dealt = tokens * shape.num_experts_per_tok * shape.hidden_size / tp
             moved += 6 * dealt * self.formats.compute_bytes
-            kernels += 20
+            kernels += EXPERT_KERNELS
         return moved, kernels
 
     def _network(
@@ -312,6 +324,8 @@ class BlockTimes:
             exchange_s = all_gather_s(keys, group, cluster)
             context_s = max(0.0, exchange_s - CONTEXT_HIDDEN * attention_s)
         if ep > 1:
+            # Experts may be spread over the ranks of tp as well: then they are neighbours.
+            beside = per_node if self.techniques.experts_over_tensor else beside
             group = Group(size=ep, per_node=min(ep, beside))
             dealt = stream_bytes * shape.num_experts_per_tok / tp
             # Tokens go to the ranks of their experts, and the outputs come back the same way.

@@ -101,6 +101,9 @@ class Techniques:
     """Whether collectives of the data axes overlap compute."""
     overlap_tensor: bool = False
     """Whether collectives of tp overlap matrix products (asynchronous TP)."""
+    experts_over_tensor: bool = False
+    """Whether ranks of ep are those of tp, too, each with whole experts (Megatron's
+    expert_tensor_parallel_size of 1); else ep splits the data ranks."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
     virtual_stages: int = 1
     """Model chunks of one pipeline rank."""
