@@ -12,6 +12,7 @@ does not enter the macro average.
 import argparse
 import csv
 import json
+import math
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -122,10 +123,29 @@ def predict(rows: Sequence[Row], estimate: Planner) -> Outcome:
         try:
             case, answer = _with_own_recompute(case, estimate)
         except ShardyardError:
-            skipped.append((row, "refused by the planner"))
-            continue
+            if case.tokens_per_s_per_device or not (case.memory or case.is_oom):
+                skipped.append((row, "refused by the planner"))
+                continue
+            answer = _memory_alone(case)  # of a device whose products nobody timed
         predictions.append(Prediction(case=case, estimate=answer))
     return Outcome(predictions=predictions, skipped=skipped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MemoryEstimate:
+    """What a planner says of a device without rates."""
+
+    memory: MemoryNumbers
+    fit: Fit
+    tokens_per_s_per_device: float = math.nan
+
+
+def _memory_alone(case: Case) -> Estimate:
+    from shardyard.planner.memory import fit, memory
+
+    needed = memory(case.workload)
+    limit = case.cluster.accelerator.memory_bytes
+    return _MemoryEstimate(memory=needed, fit=fit(needed.device_bytes, limit))
 
 
 def _with_own_recompute(case: Case, estimate: Planner) -> tuple[Case, Estimate]:

@@ -11,6 +11,9 @@ from typing import Literal
 
 from benchmarks.planner_shapes import Unknown
 from benchmarks.planner_table import Row
+from shardyard.config.schema.recipe import Lora, Model
+from shardyard.families.shape import ModelShape
+from shardyard.planner.trainable_parameters import TrainableElements, trained_of
 from shardyard.planner.workload import Formats, Recompute, ShardingPolicy, Techniques
 
 _WORDS = ("framework", "task", "sharding", "act_ckpt", "precision", "notes", "flags")
@@ -52,8 +55,10 @@ def is_early_megatron(row: Row) -> bool:
 def excluded(row: Row) -> str | None:
     """Why this row is no full training run of the kind that is planned; None if it is one."""
     kind = row.text("task", "precision", "framework", "flags")
-    if has(kind, r"lora\b|\badapter|\bpeft|prompt.?tuning|bnb|nf4|bitsandbytes"):
-        return "adapters or quantised weights"
+    if has(kind, r"\badapter|prompt.?tuning") and not has(kind, r"lora\b"):
+        return "adapters of another kind than LoRA"
+    if has(row.text("precision"), r"int8-training"):
+        return "number format not modelled"
     if has(row.text("task"), r"inference|decod(e|ing)\b|generation|prefill|serving"):
         return "inference"
     if has(row.text("flags"), r"repeat of an earlier"):
@@ -63,12 +68,65 @@ def excluded(row: Row) -> str | None:
     if has(row.text("framework"), "torchao|torchtitan") and has(row.text("gpu"), "^b200"):
         # "power limited B200 GPUs", by how much it does not say (pytorch/torchtitan, docs/mxfp8.md)
         return "device slowed by a power limit that is not given"
-    if has(row.text("precision"), r"(nv|mx)?fp[46]\b|\bint[48]\b"):
+    if has(row.text("precision"), r"mxfp4|fp6\b|\bint[48]\b"):
         return "number format not modelled"
     return None
 
 
 # --- number formats
+
+NF4_BYTES = 0.5 + 4 / 64
+"""A parameter of NF4 with an fp32 scale for each 64; doubly quantised, the scale takes 8 bits and
+an fp32 one for each 256 of them (arXiv:2305.14314, section 3)."""
+NF4_DOUBLE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+def trained_part_of(row: Row, shape: ModelShape) -> TrainableElements | None:
+    """The adapters of a row that trains them; None: it trains the whole model."""
+    kind = row.text("task", "precision", "framework", "flags")
+    if not has(kind, r"lora\b"):
+        return None
+    rank, targets = _adapters(row)
+    known = {name for row in shape.family.block for name in [row.module.rpartition(".")[2]]}
+    named = tuple(target for target in targets if target in known)
+    return trained_of(shape, Model(lora=Lora(rank=rank, targets=named, dropout=_lora_dropout(row))))
+
+
+def _adapters(row: Row) -> tuple[int, tuple[str, ...]]:
+    """Rank, and matrices with an adapter; none named: all of the blocks."""
+    framework, model = row.text("framework"), row.text("model")
+    printed = re.search(r"\brank[ =]?(\d+)|\br=(\d+)", words_of(row))
+    stated = int(printed[1] or printed[2]) if printed else None
+    if has(framework, "config_hub"):
+        # config_hub/finetune/*/lora.yaml: r 32 on queries and values; phi and TinyLlama on all
+        if has(model, "phi"):
+            return stated or 8, ()
+        return stated or 32, () if has(model, "tiny|gemma") else ("q_proj", "v_proj")
+    if has(framework, "litgpt"):
+        return stated or 8, ("q_proj", "v_proj")  # its defaults (litgpt/finetune/lora.py)
+    if has(framework, "torchtune"):
+        return stated or 8, ()  # recipes/configs: rank 8, attention and MLP
+    # NVIDIA's fine-tuning: adapter_dim 32 on attention_qkv (NVIDIA/NeMo, examples/nlp/
+    # language_modeling/tuning/conf/megatron_gpt_finetuning_config.yaml)
+    return stated or 32, ("q_proj", "k_proj", "v_proj")
+
+
+def _lora_dropout(row: Row) -> float:
+    return 0.05 if has(row.text("framework"), "litgpt") else 0.0
+
+
+def frozen_bytes_of(row: Row, shape: ModelShape) -> float | None:
+    """Bytes of a frozen parameter on average: tables stay in 16 bit where the rest is NF4."""
+    words = row.text("task", "precision", "framework", "flags")
+    if not has(words, r"qlora|nf4|bnb|bitsandbytes"):
+        return None
+    double = has(words, r"nf4-dq|double") or has(row.text("framework"), "config_hub")
+    each = NF4_DOUBLE_BYTES if double else NF4_BYTES
+    tables = (1 if shape.tie_word_embeddings else 2) * shape.table_parameters
+    # bitsandbytes replaces every linear layer, LitGPT's head included; torchtune those of blocks
+    wide = shape.table_parameters if has(row.text("framework"), "litgpt") else tables
+    return (each * (shape.parameters - wide) + 2 * wide) / shape.parameters
+
 
 BUFFERED = ShardingPolicy(
     splits_weights_from=3,
@@ -84,11 +142,13 @@ param_and_grad_buffer.py; deepspeed/runtime/zero/stage_1_and_2.py). So do the ot
 PyTorch's FSDP, as far as is known."""
 
 
-def compute_format(row: Row) -> Literal["fp32", "bf16", "fp16", "fp8"]:
+def compute_format(row: Row) -> Literal["fp32", "bf16", "fp16", "fp8", "fp4"]:
     """The format of matrix products; where no word says it, what the device was built for."""
     words = row.text("precision")
     # torchao's recipes name the scale alone: "rowwise with bfloat16 all-gather" is float8, too
     recipe = has(row.text("framework"), "torchao") and has(row.text("notes"), r"(row|tensor)wise")
+    if has(words, "nvfp4"):
+        return "fp4"
     if recipe or has(words, r"fp8|float8|e4m3"):
         return "fp8"
     if has(words, r"bf16|bfloat"):
@@ -265,6 +325,8 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         sequence_parallel=_sequence_parallel(row, words, early=early),
         overlap_data=not early,
         overlap_tensor=_overlap_tensor(row, words, tp=tp),
+        # Bridge's recipes dispatch tokens by DeepEP or HybridEP (moe_flex_dispatcher_backend)
+        deduplicated_dispatch=has(row.text("framework"), "bridge"),
         # its expert parallelism runs over all ranks of a stage (core/parallel_state.py)
         experts_over_tensor=is_megatron(row) or has(row.text("framework"), "bridge"),
         schedule=schedule,

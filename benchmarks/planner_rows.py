@@ -16,10 +16,12 @@ from benchmarks.planner_frameworks import (
     Sharding,
     excluded,
     formats_of,
+    frozen_bytes_of,
     has,
     recompute_of,
     sharding_of,
     techniques_of,
+    trained_part_of,
     words_of,
 )
 from benchmarks.planner_shapes import Unknown, shape_of
@@ -83,14 +85,15 @@ class Skipped:
 def with_cumulative_features(rows: Sequence[Row]) -> list[Row]:
     """Rows whose task is ``+ Something``, cumulative, with the tasks before them spelled out.
 
-    Ablation tables print one added feature a line; ``+ Compile`` after ``+ Packing`` has both.
+    Ablation tables print one added feature a line; ``+ Compile`` after ``+ Packing`` has both, and
+    so has ``LoRA`` at their end.
     """
     answer, before = list[Row](), dict[str, str]()
     for row in rows:
         task = row.raw("task")
         if "cumulative" in row.text("notes"):
             ladder = f"{row.raw('family')} {row.raw('model')} {row.raw('gpu')}"
-            if task.startswith("+"):
+            if task.startswith("+") or has(task.lower(), r"^q?lora\b"):
                 task = f"{before.get(ladder, '')} {task}".strip()
                 row = replace(row, cells={**row.cells, "task": task})
             before[ladder] = task
@@ -135,13 +138,16 @@ def row_to_case(row: Row) -> Case | Skipped:
             return Skipped("batch or sequence length not given")
         rate = None  # the bubble is not known; the memory of a full pipeline is
     sharding = sharding_of(row, pp=degrees.pp)
+    trained = trained_part_of(row, shape)
+    formats = replace(formats_of(row), frozen_bytes=frozen_bytes_of(row, shape))
     workload = Workload(
         shape=shape,
         layout=_layout(degrees, sharding, devices_per_node=cluster.devices_per_node),
         seq_len=batch.seq_len,
         micro_batch=batch.micro_batch,
         global_batch=batch.global_batch,
-        formats=formats_of(row),
+        formats=formats,
+        trained=trained,
         recompute=recompute,
         techniques=techniques,
     )
@@ -294,7 +300,7 @@ def _least_state_bytes(workload: Workload) -> float:
     A printed peak below it belongs to another run than the row describes.
     """
     layout, formats = workload.layout, workload.formats
-    if workload.techniques.offload != "none" or workload.shape.num_experts:
+    if workload.techniques.offload != "none" or workload.shape.num_experts or workload.trained:
         return 0.0
     shards = layout.dp_shard * layout.cp
     split = {level: shards if layout.zero >= level else 1 for level in (1, 2, 3)}

@@ -34,12 +34,15 @@ _UNGATED = (
     r"\bgpt-?\d|gpt\b|^gpt|bloom|mpt|\bopt\b|falcon|megatron|turing|nemotron|pythia|phi-?[12]"
 )
 _NOT_MODELLED = (
-    (r"deepseek[- ]?(v[23]|r1)|kimi", "its attention (MLA) is not modelled"),
-    (r"mamba|nemotron-?h|jamba|zamba", "its state-space blocks are not modelled"),
+    (r"deepseek[- ]?v4", "its sparse attention is not modelled"),
+    (
+        r"mamba|nemotron-?h|nemotron.3.(nano|super|ultra)|jamba|zamba",
+        "its state-space blocks are not modelled",
+    ),
     (r"maverick", "blocks of two kinds in turn are not modelled"),
     (r"\bt5\b|whisper|vit\b|clip|stable.?diffusion|flux", "it is no decoder and no BERT"),
 )
-_MOE = r"mixtral|moe|\d+x\d+b|-a\d+(\.\d+)?b|dbrx|gpt-?oss|llama-?4|scout"
+_MOE = r"deepseek|kimi|moonlight|mixtral|moe|\d+x\d+b|-a\d+(\.\d+)?b|dbrx|gpt-?oss|llama-?4|scout"
 
 
 def _open_shape(model_type: str, sizes: str, *, tied: bool = False, **more: Any) -> ModelShape:
@@ -54,7 +57,8 @@ def _open_shape(model_type: str, sizes: str, *, tied: bool = False, **more: Any)
 
 # Public models that neither our presets nor the table of architectures hold. Sources: config.json
 # of the model on Hugging Face; GPT-3: arXiv:2005.14165, table 2.1; Megatron: arXiv:2104.04473,
-# table 1; Nemotron: arXiv:2402.16819, table 1, and arXiv:2406.11704, table 1.
+# table 1; Nemotron: arXiv:2402.16819, table 1, and arXiv:2406.11704, table 1; Nemotron-8B: model card
+# of nvidia/nemotron-3-8b-base-4k.
 _PUBLIC: dict[str, ModelShape] = {
     "Llama-2-34b": _open_shape("llama", "32000 8192 22016 48 64 8"),
     "CodeLlama-34b": _open_shape("llama", "32000 8192 22016 48 64 8"),
@@ -87,11 +91,13 @@ _PUBLIC: dict[str, ModelShape] = {
         head_dim=128, num_experts=16, num_experts_per_tok=1, moe_intermediate_size=8192,
         shared_expert_intermediate_size=8192,
     ),
+    "Moonlight-16B": PRESETS["moonlight-16b-a3b"].shape,
     "GPT3-125M": _open_shape("gpt2", "50257 768 3072 12 12 12", tied=True),
     "GPT3-6.7B": _open_shape("gpt2", "50257 4096 16384 32 32 32", tied=True),
     "GPT3-13B": _open_shape("gpt2", "50257 5120 20480 40 40 40", tied=True),
     "Megatron-145B": _open_shape("gpt2", "51200 12288 49152 80 96 96", tied=True),
     "MT-NLG-530B": _open_shape("gpt2", "50257 20480 81920 105 128 128", tied=True),
+    "Nemotron-8B": _open_shape("gpt2", "256000 4096 16384 32 32 32"),
     "Nemotron-4-15B": _open_shape("gpt2", "256000 6144 24576 32 48 8"),
     "Nemotron-4-340B": _open_shape("gpt2", "256000 18432 73728 96 96 8"),
 }  # fmt: skip

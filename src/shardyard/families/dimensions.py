@@ -4,6 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
+"""Sizes of latent attention alone: other models are written without them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDimensions:
     """Sizes of one transformer; the field names are those of Hugging Face configs.
@@ -51,6 +55,14 @@ class ModelDimensions:
     """Width of one expert; None: intermediate_size."""
     shared_expert_intermediate_size: int = 0
     """Width of the expert that every token visits; 0: there is none."""
+    q_lora_rank: int | None = None
+    """Latent attention: elements to which a token's queries are compressed; None: they are not."""
+    kv_lora_rank: int | None = None
+    """The same of its keys and values; None: attention is not latent."""
+    qk_rope_head_dim: int | None = None
+    """Elements of ``head_dim`` that are turned by position, of a key that all heads share."""
+    v_head_dim: int | None = None
+    """Elements of a head's value; None: as many as of its key."""
     judges_pairs: bool = False
     """Whether it has the head, too, that says if one text follows another."""
     hidden_dropout: float = 0.0
@@ -63,7 +75,8 @@ class ModelDimensions:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         types = self.layer_types
-        return {**asdict(self), "layer_types": None if types is None else list(types)}
+        found = {**asdict(self), "layer_types": None if types is None else list(types)}
+        return {key: value for key, value in found.items() if key not in _LATENT or value}
 
     def has_window_below(self, tokens: int) -> bool:
         """Whether any block has a window shorter than samples of that length."""
@@ -75,14 +88,19 @@ class ModelDimensions:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
+    def value_width(self) -> int:
+        """Elements of a head's value."""
+        return self.v_head_dim or self.head_width
+
+    @property
     def queries_width(self) -> int:
         """Elements of all queries of a token."""
         return self.num_attention_heads * self.head_width
 
     @property
     def keys_width(self) -> int:
-        """Elements of all its keys, or values."""
-        return self.num_key_value_heads * self.head_width
+        """Elements of all its keys, or values; where they differ, half of both."""
+        return self.num_key_value_heads * (self.head_width + self.value_width) // 2
 
     @property
     def expert_width(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardyard.families.registry import FAMILIES, family_of
+from shardyard.families.registry import FAMILIES, PLANNED, family_of
 from shardyard.families.shape import ModelShape
 from shardyard.plugins import installed
 
@@ -31,7 +31,8 @@ class _Presets(Mapping[str, NamedShape]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for model_type in FAMILIES for name in family_of(model_type).presets)
+        ours = (*FAMILIES, *PLANNED)
+        return (name for model_type in ours for name in family_of(model_type).presets)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -40,6 +41,7 @@ class _Presets(Mapping[str, NamedShape]):
 def _families(preset: str) -> Iterator[str]:
     """Iterate over families that may have a preset: ours first, then those of packages."""
     yield from FAMILIES
+    yield from PLANNED
     yield from (name for name in installed("families") if preset.startswith(f"{name}-"))
 
 

@@ -20,6 +20,9 @@ FAMILIES = {
 }
 """``model_type`` of a Hugging Face config -> module and object; packages add others."""
 
+PLANNED = {"deepseek_v3": "shardyard.families.deepseek_v3:DEEPSEEK_V3"}
+"""The same of families that can be planned, not trained yet; they have presets only."""
+
 
 @cache
 def family_of(model_type: str) -> Family:
@@ -29,8 +32,9 @@ def family_of(model_type: str) -> Family:
         RequestError: There is none of this name, or a package's cannot be used.
     """
     family: Family
-    if model_type in FAMILIES:
-        family = load_object(None, FAMILIES[model_type])
+    builtin = FAMILIES | PLANNED
+    if model_type in builtin:
+        family = load_object(None, builtin[model_type])
     else:
         wrong = partial(_registration_error, model_type=model_type)
         family = load_entry_point("families", model_type, builtin=FAMILIES, validate=wrong)

@@ -50,8 +50,12 @@ _A100 = {"fp32": 19.5, "fp16": 312.0, "bf16": 312.0}
 _HOPPER = {"fp32": 67.0, "fp16": 989.0, "bf16": 989.0, "fp8": 1979.0}
 _H100_PCIE = {"fp32": 51.0, "fp16": 756.0, "bf16": 756.0, "fp8": 1513.0}
 _H100_NVL = {"fp32": 60.0, "fp16": 835.5, "bf16": 835.5, "fp8": 1670.5}
-_B200 = {"fp32": 80.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
-_GB200 = {"fp32": 80.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
+_BLACKWELL = {"fp32": 80.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
+_B200 = {**_BLACKWELL, "fp4": 9000.0}
+_B300 = {**_BLACKWELL, "fp4": 12600.0}
+_GRACE_BLACKWELL = {"fp32": 80.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
+_GB200 = {**_GRACE_BLACKWELL, "fp4": 10000.0}
+_GB300 = {**_GRACE_BLACKWELL, "fp4": 15000.0}
 _L4 = {"fp32": 30.3, "fp16": 121.0, "bf16": 121.0, "fp8": 242.5}
 _L40S = {"fp32": 91.6, "fp16": 362.0, "bf16": 362.0, "fp8": 733.0}
 _T4 = {"fp32": 8.1, "fp16": 65.0}
@@ -210,7 +214,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="B300", memory_bytes=275040 * MIB, bandwidth_bytes_per_s=8000e9,
         capability=(10, 3),
-        peak_tflops=_B200, achievable=measured_efficiency(_B200, bf16=1769, fp8=3353.3),
+        peak_tflops=_B300, achievable=measured_efficiency(_B300, bf16=1769, fp8=3353.3),
         achievable_source=MEASURED,
         measured=HALVES_AND_FP8, link=NVLINK_5, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_B300, driver_names=(r"NVIDIA B300 SXM6 AC",),
@@ -229,7 +233,7 @@ ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="GB300", memory_bytes=277 * GIB, bandwidth_bytes_per_s=8000e9,
         capability=(10, 3),
-        peak_tflops=_GB200, achievable=sibling_efficiency(_GB200_REACHED, _GB200),
+        peak_tflops=_GB300, achievable=sibling_efficiency(_GB200_REACHED, _GB300),
         achievable_source="not measured; as GB200, the generation before in the same rack",
         link=NVLINK_5, host_link_bytes_per_s=C2C_BYTES_PER_S / 2, network=_GB300_NVL72,
         nvlink_domain=72, driver_names=(r"NVIDIA GB300",),

@@ -9,7 +9,13 @@ from shardyard.families.family import Product
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
-from shardyard.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
+from shardyard.planner.collectives import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    deduplicated_dispatch_s,
+)
 from shardyard.planner.kernels import (
     FLASH_BACKWARD,
     MISALIGNED,
@@ -30,7 +36,7 @@ EXPERT_IMBALANCE = 1.1
 """Tokens of the busiest rank's experts against the average. Routers are trained towards 1; the
 published runs of Megatron-Bridge force it."""
 
-EXPERT_KERNELS = 40
+EXPERT_KERNELS = 60
 """Operators of a router and its dispatch, beside the experts' products: gate and scores, top k and
 its map, the losses of balance, counts and their exchange, sorting there and back
 (NVIDIA/Megatron-LM, core/transformer/moe: router.py, token_dispatcher.py)."""
@@ -61,6 +67,13 @@ Async TP gains 9 % in bf16 and 16 % in fp8 where a quarter is communication
 CONTEXT_HIDDEN = 0.5
 """Share of attention behind which the exchange of keys and values can hide."""
 
+
+CAST_BYTES = {"fp8": 3.0, "fp4": 5.1}
+"""Bytes that a cast moves for each element of a product's input: read in 16 bit and written in 8.
+
+fp4 is made twice, by rows and by columns, as its blocks of 16 share a scale along one dimension
+(NVIDIA, arXiv:2509.25149, section 3: NVFP4, a random Hadamard transform of what the gradient of a
+matrix multiplies)."""
 
 BACKWARD_PRODUCTS = 2
 BACKWARD_BYTES = 2.0
@@ -116,13 +129,15 @@ class BlockTimes:
         self.formats = formats
         self.techniques = techniques
         self.trained = trained
-        # fp8 is a format of the linear products only: attention and the head run at the bf16 rate.
-        self._is_fp8 = formats.compute == "fp8"
+        # Narrow formats are of the linear products only: attention and the head run in bf16.
+        self._is_narrow = formats.compute in CAST_BYTES
         self.rates: Rates = rates(
-            cluster.accelerator, "bf16" if self._is_fp8 else formats.compute, calibration
+            cluster.accelerator, "bf16" if self._is_narrow else formats.compute, calibration
         )
         self._linear = (
-            rates(cluster.accelerator, "fp8", calibration) if self._is_fp8 else self.rates
+            rates(cluster.accelerator, formats.compute, calibration)
+            if self._is_narrow
+            else self.rates
         )
         self._blocks: dict[tuple[int, int, int, int, int], tuple[Pass, Pass]] = {}
         self._heads: dict[tuple[int, int, int], tuple[Pass, Pass]] = {}
@@ -176,7 +191,7 @@ class BlockTimes:
         """Kernels that ``count`` products of one shape are launched as."""
         if self.techniques.kernels != "fused":
             return 1  # torch's grouped product is one kernel
-        return count * (2 if self._is_fp8 else 1)
+        return count * (2 if self._is_narrow else 1)
 
     # --- one block ------------------------------------------------------------------------------
 
@@ -195,7 +210,7 @@ class BlockTimes:
             + shares.matrices * self._linear.matmul_s(depth, columns, rows, count)
             for rows, columns, depth, count in products
         )
-        if self._is_fp8 and self.techniques.fp8_rows:
+        if self._is_narrow and self.techniques.fp8_rows:
             forward_s, backward_s = forward_s / ROW_SCALED[0], backward_s / ROW_SCALED[0]
         adapter_s, adapter_bytes, adapter_kernels = self._adapters(tp, tokens)
         attention_f, attention_b, attention_kernels = self._attention(tp, cp, micro_batch)
@@ -226,8 +241,8 @@ class BlockTimes:
         """Return the time of a block's adapters.
 
         It gives seconds of a product in each direction, bytes moved and kernels. The output of B is
-        scaled and added to the output of the matrix: five reads and writes. A dropped input takes
-        three, and some ten integer operators for its mask.
+        scaled and added to the output of the matrix: five reads and writes, three where kernels are
+        fused. A dropped input takes three, and some ten integer operators for its mask.
         """
         adapters = None if self.trained is None else self.trained.adapters
         if adapters is None:
@@ -239,7 +254,8 @@ class BlockTimes:
             return narrow + rates.matmul_s(tokens, each.outputs // tp, rank)
 
         dropped = 3 if adapters.has_dropout else 0
-        elements = adapters.average(lambda each: 5 * each.outputs + dropped * each.inputs)
+        added = 5 if self.techniques.kernels == "eager" else 3
+        elements = adapters.average(lambda each: added * each.outputs + dropped * each.inputs)
         number = adapters.average(lambda _: 1.0)
         kernels = number * (4 + (14 if adapters.has_dropout else 0))
         moved = tokens / tp * elements * self.formats.compute_bytes
@@ -250,7 +266,7 @@ class BlockTimes:
         shape, tech = self.shape, self.techniques
         heads, length = shape.num_attention_heads / tp, self.seq_len
         pairs = micro_batch * heads * length * (length / cp)
-        flops = 4.0 * pairs * shape.head_width
+        flops = 2.0 * pairs * (shape.head_width + shape.value_width)
         # Flash kernels skip the pairs above the diagonal. Unfused attention computes all and masks.
         if tech.attention != "unfused":
             flops *= 0.5 if shape.is_causal else 1.0
@@ -293,9 +309,11 @@ class BlockTimes:
         }[tech.kernels]
         elements = per_stream * stream + per_rotated * rotated + per_inner * activated
         moved = elements * self.formats.compute_bytes
-        if self._is_fp8:  # inputs are read in 16 bit and written in 8
+        if self._is_narrow:
             casts = sum(rows * depth * count for rows, _, depth, count in products)
-            moved += 3 * casts * (ROW_SCALED[1] if tech.fp8_rows else 1.0)
+            moved += (
+                CAST_BYTES[self.formats.compute] * casts * (ROW_SCALED[1] if tech.fp8_rows else 1.0)
+            )
         if shape.num_experts:  # tokens are sorted by expert and put back
             dealt = tokens * shape.num_experts_per_tok * shape.hidden_size / tp
             moved += 6 * dealt * self.formats.compute_bytes
@@ -327,9 +345,12 @@ class BlockTimes:
             # Experts may be spread over the ranks of tp as well: then they are neighbours.
             beside = per_node if self.techniques.experts_over_tensor else beside
             group = Group(size=ep, per_node=min(ep, beside))
-            dealt = stream_bytes * shape.num_experts_per_tok / tp
+            visits, tokens_bytes = shape.num_experts_per_tok, stream_bytes / tp
             # Tokens go to the ranks of their experts, and the outputs come back the same way.
-            expert_s = 2 * all_to_all_s(dealt, group, cluster)
+            if self.techniques.deduplicated_dispatch:
+                expert_s = 2 * deduplicated_dispatch_s(tokens_bytes, visits, group, cluster)
+            else:
+                expert_s = 2 * all_to_all_s(tokens_bytes * visits, group, cluster)
         return tensor_s, context_s, expert_s
 
     # --- head and loss --------------------------------------------------------------------------

@@ -133,6 +133,35 @@ def all_to_all_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float
     return START_S + rounds * hop_s(link) + max(inside_s, between_s)
 
 
+def deduplicated_dispatch_s(
+    nbytes: float, visits: int, group: Group, cluster: ClusterHardware
+) -> float:
+    """Tokens to the ranks of their experts, each copied once to a node and once to a rank of it.
+
+    A plain all-to-all sends a copy for each expert. Source: deepseek-ai/DeepEP, README.md
+    (``dispatch`` and ``combine``); routers are taken to choose evenly.
+
+    Args:
+        nbytes: All tokens of a rank, once.
+        visits: Experts of a token.
+    """
+    size = group.size
+    if size < 2 or nbytes <= 0:
+        return 0.0
+
+    def others(places: int) -> float:
+        """How many of them a token is copied to, its own not counted."""
+        return (places - 1) * (1 - (1 - 1 / places) ** visits) if places > 1 else 0.0
+
+    nodes, near = group.nodes, min(size, group.per_node)
+    # What arrives in a node is handed on to the ranks there.
+    spread = others(size) - others(nodes)
+    inside_s = nbytes * max(0.0, spread) / inside_bytes_per_s(cluster.inside) if near > 1 else 0.0
+    between_s = nbytes * others(nodes) / (BETWEEN_SHARE * cluster.between.bytes_per_s)
+    link = cluster.inside if nodes == 1 else cluster.between
+    return START_S + hop_s(link) + max(inside_s, between_s)
+
+
 def send_s(nbytes: float, *, leaves_node: bool, cluster: ClusterHardware) -> float:
     """From one device to another, while its neighbours in the node send too."""
     if nbytes <= 0:

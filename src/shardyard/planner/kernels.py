@@ -208,7 +208,8 @@ def flops_per_token(
     inside = shape.matmul_parameters - shape.table_parameters
     head = shape.table_parameters * (1.0 if shape.is_causal else MASKED_SHARE)
     matmul = 6.0 * (inside + head)
-    pairs = float(layers * shape.queries_width * seq_len)
+    width = shape.num_attention_heads * (shape.head_width + shape.value_width) / 2
+    pairs = layers * width * seq_len
     if trained is not None:
         block = inside / layers
         matmul = 2.0 * (inside + head)

@@ -428,7 +428,7 @@ def _selective_bytes(w: Workload) -> float:
     inner = w.shape.intermediate_size
     size, tp, share = w.formats.compute_bytes, w.layout.tp, w.techniques.selective_products
     # Sums over ranks, split by token, are kept in place of products, except those of fp8.
-    keeps_sums = w.techniques.sequence_parallel and w.formats.compute != "fp8"
+    keeps_sums = w.techniques.sequence_parallel and w.formats.compute not in ("fp8", "fp4")
     summed = 2 * hidden / (tp if keeps_sums else 1)
     products = (heads + 2 * kv_heads + gates * inner) / tp + summed
     attention = (size * heads + 4 * w.shape.num_attention_heads) / tp

@@ -126,8 +126,10 @@ def parameters_bytes(w: ShardedStep, stage: Parameters) -> float:
     """Return the bytes of parameters as they are held between steps."""
     if w.techniques.offload == "params":
         return 0.0
-    frozen = stage.elements - stage.trained.elements  # in the computing format: no master copy
-    size = stage.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
+    formats = w.formats
+    frozen = stage.elements - stage.trained.elements
+    each = formats.compute_bytes if formats.frozen_bytes is None else formats.frozen_bytes
+    size = stage.trained.elements * formats.weight_bytes + frozen * each
     return size / (shards(w) if splits_weights(w) else 1)
 
 

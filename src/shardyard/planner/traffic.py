@@ -148,7 +148,8 @@ class _Traffic:
             gathers = self.trained.gathers
         # The last sum of a block is not recomputed, as nothing after it needs it. `selective` keeps
         # the other sum too, except that of fp8 products.
-        keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
+        is_narrow = self.w.formats.compute in ("fp8", "fp4")
+        keeps_sums = self.w.recompute == "selective" and not is_narrow
         block += (2 if keeps_sums else 3 + self._recomputed_sums()) * self.recompute_share
         ends = self._ends()
         yield Term(

@@ -67,7 +67,8 @@ class ShardingPolicy:
 class Formats:
     """Bytes of one parameter in each role, and the format that computes."""
 
-    compute: Literal["fp32", "bf16", "fp16", "fp8"]
+    compute: Literal["fp32", "bf16", "fp16", "fp8", "fp4"]
+    """fp8 and fp4 are formats of the blocks' products only."""
     weight_bytes: float
     """The parameter as it is held between steps."""
     gradient_bytes: float
@@ -82,6 +83,9 @@ class Formats:
     """The same where one rank keeps copies, which the update writes; None: as it always is."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
+    frozen_bytes: float | None = None
+    """A frozen parameter, which has no master copy; None: as it computes. NF4: 0.5 and its scales
+    (Dettmers et al. 2023, arXiv:2305.14314, section 3)."""
     keeping: ShardingPolicy = ShardingPolicy()
     """States that a rank holds whole, and when."""
 
@@ -104,6 +108,9 @@ class Techniques:
     experts_over_tensor: bool = False
     """Whether ranks of ep are those of tp, too, each with whole experts (Megatron's
     expert_tensor_parallel_size of 1); else ep splits the data ranks."""
+    deduplicated_dispatch: bool = False
+    """Whether a token goes once to each node and rank of its experts (DeepEP, HybridEP); else once
+    for each expert."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
     virtual_stages: int = 1
     """Model chunks of one pipeline rank."""

@@ -10,6 +10,8 @@ from shardyard.config.cluster_choice import chosen_cluster
 from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RequestError
+from shardyard.families.presets import preset_named
+from shardyard.families.registry import PLANNED
 from shardyard.hardware.cluster import ClusterHardware
 
 
@@ -18,7 +20,15 @@ def check_trainable(recipe: Recipe) -> list[Problem]:
 
     A model in a folder or on the hub is judged by its config.json.
     """
-    return [*settings_planned_only(recipe), *_machines(recipe)]
+    return [*settings_planned_only(recipe), *_machines(recipe), *_model(recipe)]
+
+
+def _model(recipe: Recipe) -> Iterable[Problem]:
+    named = preset_named(recipe.model.preset)
+    if named is not None and named.shape.model_type in PLANNED:
+        what = "a model with latent attention"
+        remedy = "a preset of another family, such as qwen3-30b-a3b"
+        yield planned_only("model.preset", recipe.model.preset, what, remedy)
 
 
 def _machines(recipe: Recipe) -> Iterable[Problem]:
