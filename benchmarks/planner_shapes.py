@@ -57,7 +57,7 @@ def _open_shape(model_type: str, sizes: str, *, tied: bool = False, **more: Any)
 
 # Public models that neither our presets nor the table of architectures hold. Sources: config.json
 # of the model on Hugging Face; GPT-3: arXiv:2005.14165, table 2.1; Megatron: arXiv:2104.04473,
-# table 1; Nemotron: arXiv:2402.16819, table 1, and arXiv:2406.11704, table 1; Nemotron-8B: model card
+# table 1; Nemotron: arXiv:2402.16819, table 1, and arXiv:2406.11704, table 1; Nemotron-8B: card
 # of nvidia/nemotron-3-8b-base-4k.
 _PUBLIC: dict[str, ModelShape] = {
     "Llama-2-34b": _open_shape("llama", "32000 8192 22016 48 64 8"),
@@ -91,6 +91,7 @@ _PUBLIC: dict[str, ModelShape] = {
         head_dim=128, num_experts=16, num_experts_per_tok=1, moe_intermediate_size=8192,
         shared_expert_intermediate_size=8192,
     ),
+    "DeepSeek-R1": PRESETS["deepseek-v3"].shape,
     "Moonlight-16B": PRESETS["moonlight-16b-a3b"].shape,
     "GPT3-125M": _open_shape("gpt2", "50257 768 3072 12 12 12", tied=True),
     "GPT3-6.7B": _open_shape("gpt2", "50257 4096 16384 32 32 32", tied=True),

@@ -181,8 +181,7 @@ def test_selective_recompute_means_attention_in_megatron() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("litgpt-mem-0011", "adapters or quantised weights"),
-        ("torchtune-0018", "adapters or quantised weights"),
+        ("litgpt-mem-0027", "adapters of another kind than LoRA"),
         ("bigscience-tr11-0024", "repeat of an earlier row"),
         ("bigscience-v100-0011", "layout does not multiply to the number of devices"),
         ("torchtitan-0033", "layout incomplete"),
@@ -228,12 +227,17 @@ def test_experts_that_nobody_tells_leave_a_row_out() -> None:
 
 
 @pytest.mark.parametrize("model", ["DeepSeek-V3 671B", "DeepSeek V3", "deepseek-r1"])
-def test_attention_that_is_not_modelled_leaves_a_row_out(model: str) -> None:
-    assert reason(row(model=model)) == "model not modelled: its attention (MLA) is not modelled"
+def test_latent_attention_has_one_name_for_many(model: str) -> None:
+    assert case(row(model=model)).workload.shape.kv_lora_rank == 512
+
+
+def test_attention_that_is_not_modelled_leaves_a_row_out() -> None:
+    answer = reason(row(model="DeepSeekV4 Flash"))
+    assert answer == "model not modelled: its sparse attention is not modelled"
 
 
 def test_a_number_format_that_is_not_modelled_leaves_a_row_out() -> None:
-    assert reason(row(precision="NVFP4")) == "number format not modelled"
+    assert reason(row(precision="MXFP4")) == "number format not modelled"
 
 
 def test_degrees_of_an_expert_layout_may_be_printed_per_copy() -> None:
@@ -315,3 +319,63 @@ def test_a_run_without_memory_is_a_case_without_a_rate() -> None:
 
 def test_an_unknown_quality_counts_as_the_lowest() -> None:
     assert case(row(quality="")).quality == "C"
+
+
+# --- adapters, quantised weights, mixtures
+
+
+def test_adapters_are_the_trained_part_on_a_base_of_four_bits() -> None:
+    cells = {"framework": "torchtune", "num_gpus": "1", "dp": "1", "global_batch_size": "1"}
+    whole, lora, qlora = (
+        case(row(task=task, **cells)).workload for task in ("full", "LoRA", "QLoRA")
+    )
+    assert whole.trained is None and whole.formats.frozen_bytes is None
+    assert lora.trained is not None and lora.formats.frozen_bytes is None
+    # rank 8 on seven matrices of 32 blocks, by hand
+    sizes = ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096)) + 3 * ((4096, 14336),)
+    assert lora.trained.parameters == 32 * 8 * sum(sum(each) for each in sizes)
+    assert qlora.trained == lora.trained
+    # 4.5 bits, but for two tables of 128,256 x 4,096 in 16 bit
+    share = 2 * 128256 * 4096 / 8.03e9
+    assert qlora.formats.frozen_bytes == pytest.approx(0.5625 * (1 - share) + 2 * share, rel=0.01)
+
+
+def test_litgpt_adapts_queries_and_values() -> None:
+    run = case("litgpt-mem-0011")
+    assert run.workload.trained is not None
+    assert run.workload.trained.parameters == 4194304  # as the row prints
+    assert case("litgpt-mem-0012").workload.formats.frozen_bytes == pytest.approx(0.59, abs=0.01)
+
+
+def test_other_adapters_are_left_out() -> None:
+    assert reason("litgpt-mem-0027") == "adapters of another kind than LoRA"
+
+
+def test_lora_at_the_end_of_a_ladder_has_what_came_before() -> None:
+    rows = with_cumulative_features(list(ROWS.values()))
+    last = next(each for each in rows if each.raw("id") == "torchtune-0017")
+    assert last.raw("task").endswith("LoRA") and "Activation" in last.raw("task")
+
+
+def test_experts_of_megatron_run_over_tensor_ranks_too() -> None:
+    moe = {
+        "framework": "Megatron-Bridge 26.02", "model": "Qwen3_30B_a3B", "ep": "16", "tp": "2",
+        "dp": "8", "precision": "NVFP4",
+    }  # fmt: skip
+    load = case(row(**moe)).workload
+    assert load.techniques.experts_over_tensor and load.techniques.deduplicated_dispatch
+    assert load.formats.compute == "fp4"
+    ours = case(row(model="Qwen3_30B_a3B", ep="8")).workload.techniques
+    assert not ours.experts_over_tensor and not ours.deduplicated_dispatch
+
+
+def test_latent_attention_is_modelled_and_state_space_blocks_are_not() -> None:
+    shape = case(row(framework="Megatron-Bridge 26.02", model="DeepSeekV3")).workload.shape
+    assert (shape.model_type, shape.kv_lora_rank, shape.num_experts) == ("deepseek_v3", 512, 256)
+    assert "state-space" in reason(row(model="Nemotron_3_Nano"))
+
+
+def test_an_empty_cell_leaves_recompute_open() -> None:
+    assert case(row(act_ckpt="")).recompute_is_open
+    assert not case(row(act_ckpt="none")).recompute_is_open
+    assert not case(row(act_ckpt="", notes="activation checkpointing")).recompute_is_open

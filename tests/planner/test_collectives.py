@@ -1,6 +1,7 @@
 """Seconds of collectives against measurements others published, and against arithmetic by hand."""
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -8,10 +9,13 @@ from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.links import NVLINK_3, NVLINK_4, Link, network, pcie
 from shardyard.planner.collectives import (
+    BETWEEN_SHARE,
     Group,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
+    deduplicated_dispatch_s,
+    inside_bytes_per_s,
     reduce_scatter_s,
     send_s,
 )
@@ -143,3 +147,33 @@ def test_leaving_the_node_takes_longer() -> None:
     inside_s = send_s(GIB, leaves_node=False, cluster=H100)
     assert send_s(GIB, leaves_node=True, cluster=H100) > 7 * inside_s
     assert send_s(0, leaves_node=True, cluster=H100) == 0
+
+
+def _copies(visits: int, ranks: int, per_node: int, draws: int = 20_000) -> tuple[float, float]:
+    """Copies of a token to other ranks of other nodes and of a rank's own, by drawing experts."""
+    random, between, inside = Random(0), 0, 0
+    for _ in range(draws):
+        chosen = {random.randrange(ranks) for _ in range(visits)}
+        nodes = {rank // per_node for rank in chosen}
+        between += len(nodes - {0})
+        # One copy a node comes over the network; it is handed on to the other ranks there.
+        inside += len(chosen - {0}) - len(nodes - {0})
+    return between / draws, inside / draws
+
+
+@pytest.mark.parametrize(("visits", "ranks"), [(8, 16), (8, 64), (1, 16), (4, 8)])
+def test_a_token_is_sent_once_to_each_node_of_its_experts(visits: int, ranks: int) -> None:
+    nbytes, where = 4 * GIB, H100
+    between, inside = _copies(visits, ranks, 8)
+    slower = max(
+        between * nbytes / (BETWEEN_SHARE * where.between.bytes_per_s),
+        inside * nbytes / inside_bytes_per_s(where.inside),
+    )
+    group = Group(size=ranks, per_node=8)
+    assert deduplicated_dispatch_s(nbytes, visits, group, where) == pytest.approx(slower, rel=0.03)
+
+
+def test_one_expert_a_token_is_sent_as_by_an_all_to_all() -> None:
+    group = Group(size=16, per_node=8)
+    plain = all_to_all_s(4 * GIB, group, H100)
+    assert deduplicated_dispatch_s(4 * GIB, 1, group, H100) == pytest.approx(plain, rel=0.1)

@@ -6,7 +6,7 @@ from functools import cached_property
 from shardyard.errors import RequestError
 from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import Family, Product
-from shardyard.families.registry import family_of
+from shardyard.families.registry import PLANNED, family_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,11 @@ class ModelShape(ModelDimensions):
     def is_causal(self) -> bool:
         """Return whether tokens attend only to earlier ones."""
         return self.family.is_causal
+
+    @property
+    def is_planned_only(self) -> bool:
+        """Whether the planner knows this family and training does not."""
+        return self.model_type in PLANNED
 
     @property
     def rotated_width(self) -> int:

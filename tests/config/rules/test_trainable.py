@@ -13,6 +13,11 @@ REFUSED = [
         "cluster.instance=trn1.32xlarge",
         "cluster.instance=trn1.32xlarge: a run on Trainium1 can be planned, not trained",
     ),
+    (
+        "model.preset=deepseek-v3",
+        "model.preset=deepseek-v3: a model with latent attention can be planned, not trained yet. "
+        "Use a preset of another family, such as qwen3-30b-a3b.",
+    ),
     ("cluster.device=xla", "cluster.device=xla: a run on Trainium or TPU can be planned, not trai"),
 ]
 

@@ -11,7 +11,6 @@ from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_pla
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RequestError
 from shardyard.families.presets import preset_named
-from shardyard.families.registry import PLANNED
 from shardyard.hardware.cluster import ClusterHardware
 
 
@@ -25,7 +24,7 @@ def check_trainable(recipe: Recipe) -> list[Problem]:
 
 def _model(recipe: Recipe) -> Iterable[Problem]:
     named = preset_named(recipe.model.preset)
-    if named is not None and named.shape.model_type in PLANNED:
+    if named is not None and named.shape.is_planned_only:
         what = "a model with latent attention"
         remedy = "a preset of another family, such as qwen3-30b-a3b"
         yield planned_only("model.preset", recipe.model.preset, what, remedy)
@@ -34,7 +33,7 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
 def _machines(recipe: Recipe) -> Iterable[Problem]:
     cluster, chosen = recipe.cluster, _chosen(recipe)
     if chosen is None or chosen.accelerator.device != "xla" or cluster.device == "xla":
-        return  # or told already
+        return  # or another check says so
     setting = "file" if cluster.instance is None else "instance"
     what = f"a run on {chosen.accelerator.name}"
     yield planned_only(f"cluster.{setting}", getattr(cluster, setting), what, DEVICES)
