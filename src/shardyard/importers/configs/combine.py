@@ -19,6 +19,7 @@ _ONE_OF = (
     {"optim.warmup_steps", "optim.warmup_share", "optim.warmup_epochs"},
     {"parallel.zero", "parallel.dp_shard", "parallel.dp_replicate", "parallel.strategy"},
     {"precision.compute", "bf16", "fp16"},
+    {"task.eval_every_steps", "task.eval_every_epochs"},
 )
 """Groups of settings: a source's default counts only if no setting of its group is given."""
 

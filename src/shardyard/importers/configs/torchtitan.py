@@ -4,9 +4,11 @@ Source: ``JobConfig`` of torchtitan 0.1 and 0.2 (config/job_config.py), with the
 some keys. ``-1`` there is what the other degrees leave.
 """
 
+from shlex import join
 from typing import Any
 
 from shardyard.importers.configs.rules import (
+    ON,
     ConfigEntry,
     Rows,
     RuleResult,
@@ -155,6 +157,57 @@ def _dtype(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     return none("master weights are always fp32; products are by mixed_precision_param")
 
 
+def _is_on(config: SourceConfig, *names: str) -> bool:
+    """Return whether one of the switches is on; each has been renamed once."""
+    return any(config.get(name) in ON for name in names)
+
+
+def _loads(config: SourceConfig) -> bool:
+    """Return whether torchtitan loads anything, which it does only if it also saves."""
+    return _is_on(config, "checkpoint.enable", "checkpoint.enable_checkpoint")
+
+
+_NOT_LOADED = "read only with checkpoint.enable"
+
+
+def _initial_path(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    """Initial weights: a Hugging Face folder, or a torch.distributed.checkpoint to convert."""
+    if entry.value in ("", None):
+        return same("none")
+    if not _loads(config):
+        return none(_NOT_LOADED)
+    if _is_on(config, "checkpoint.initial_load_in_hf"):
+        return to("model.path")(entry, config)
+    like = str(config.get("model.hf_assets_path") or "HF_FOLDER")
+    command = join(("shardyard", "import", str(entry.value), "--like", like, "--to", "weights"))
+    return rejected(
+        f"={entry.value!r} is a checkpoint of torch.distributed.checkpoint. Convert it with "
+        f"`{command}`, then give model.path=weights.",
+        "model.path",
+    )
+
+
+def _initial_assets(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    """Without a path, the weights are next to the tokenizer."""
+    if entry.value not in ON or config.get("checkpoint.initial_load_path"):
+        return same("see initial_load_path")
+    if not _loads(config):
+        return none(_NOT_LOADED)
+    folder = config.get("model.hf_assets_path")
+    if not folder:
+        return rejected("=true without a folder. Give model.path=FOLDER.", "model.path")
+    return mapped({"model.path": folder})
+
+
+def _initial_state(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if entry.value in ON or not config.get("checkpoint.initial_load_path") or not _loads(config):
+        return same("weights only")
+    return rejected(
+        "=false also loads the optimizer and the step. A recipe starts from weights only: give "
+        "true, or leave the key out with --without."
+    )
+
+
 _FORMATS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 _DEGREES = {
@@ -265,7 +318,10 @@ ROWS: Rows = {
         {0: none("checkpoint.keep_last has to be a number")},
         lambda value: mapped({"checkpoint.keep_last": value}),
     ),
-    "checkpoint.initial_load_path": nowhere("give model.path, and `shardyard export` made it"),
+    "checkpoint.initial_load_path": _initial_path,
+    "checkpoint.initial_load_in_hf": _initial_assets,
+    "checkpoint.initial_load_model_only": _initial_state,
+    "checkpoint.initial_load_model_weights_only": _initial_state,
     "checkpoint.*": nowhere("checkpoints are whole, and load into any layout"),
     "activation_checkpoint.mode": _recompute,
     "activation_checkpoint.selective_ac_option": _selective,
@@ -294,7 +350,7 @@ ROWS: Rows = {
     "validation.enable*": nowhere(_EVAL),
     "validation.freq": lambda entry, config: (
         to("task.eval_every_steps", convert=int)(entry, config)
-        if config.get("validation.enable") or config.get("validation.enabled")
+        if _is_on(config, "validation.enable", "validation.enabled")
         else none("read only with enable")
     ),
     "validation.*": nowhere(_EVAL),
@@ -321,4 +377,6 @@ def implied(config: SourceConfig) -> dict[str, Any]:
         values["optim.schedule_from"] = 0  # one step at the peak before the rate falls
     if config.get("training.global_batch_size", -1) != -1:
         del values["accumulation_steps"]
+    if _is_on(config, "validation.enable", "validation.enabled"):
+        values["task.eval_every_steps"] = 10
     return values
