@@ -24,7 +24,7 @@ that needs it is an error.
 
 All rates are of one direction and of one device while all others send too. Peaks are the
 datasheets', dense. "Reached" is the best published bf16 matrix product (fp16 where there is no
-bf16), as a share of the peak. *By rule* means that it was not measured; the list of sources says
+bf16), as a share of the peak. *By rule* means that it was not measured; the sources say
 which device's share is used. Links are those of the vendor's reference system; the latency is that
 of a collective of two devices."""
 
@@ -47,7 +47,7 @@ def page() -> str:
         "## Accelerators",
         _table(_ACCELERATOR_HEAD, map(_accelerator_row, ACCELERATORS)),
         "### Sources",
-        "\n".join(_sources(row) for row in ACCELERATORS),
+        *_sources(),
         "## EC2 types",
         f"Source: {TABLE_SOURCE}. Prices: {instance('p5.48xlarge').price_source}.",
         _blocks(),
@@ -100,15 +100,21 @@ def _accelerator_row(row: Accelerator) -> Sequence[str]:
     )
 
 
-def _sources(row: Accelerator) -> str:
-    parts = [f"- **{row.name}**: {row.source}."]
-    if row.achievable_source:
-        parts.append(f"Reached: {row.achievable_source}.")
-    if row.link is not None:
-        parts.append(f"Link: {row.link.source}.")
-    if row.network is not None:
-        parts.append(f"Network: {row.network.source}.")
-    return " ".join(parts)
+def _sources() -> Iterable[str]:
+    """One table for each kind of figure: its sources, with the devices that they are for."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in ACCELERATORS:
+        links = [("links", row.link), ("networks", row.network)]
+        sources = [
+            *(("peaks and memory", part) for part in row.source.split("; ")),
+            ("reached", row.achievable_source),
+            *((name, link.source) for name, link in links if link is not None),
+        ]
+        for figure, source in sources:
+            found.setdefault(figure, {}).setdefault(source, []).append(row.name)
+    for figure, devices in found.items():
+        rows = [(source, ", ".join(names)) for source, names in devices.items() if source]
+        yield _table((figure, "devices"), rows)
 
 
 _INSTANCE_HEAD = (

@@ -12,8 +12,8 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of a recipe. `shardyard config --schema` shows the same table, with the "
-        "sections of installed [plug-ins](plug-ins.md).",
+        "Every setting of a recipe. Each also accepts its default. `shardyard config --schema` "
+        "adds the sections of installed [plug-ins](plug-ins.md).",
     ]
     for section in sections():
         lines += ["", f"## {section.name}", ""]
@@ -22,10 +22,11 @@ def page() -> str:
         if section.settings:
             lines += ["| setting | accepts | default | what it does |", "|---|---|---|---|"]
         for setting in section.settings:
+            default = write_default(setting.default)
             cells = (
                 f"`{setting.name}`",
-                _short(setting.accepts),
-                f"`{write_default(setting.default)}`",
+                _short(setting.accepts, default),
+                f"`{default}`",
                 setting.sentence.replace("<", "&lt;"),
             )
             lines.append(f"| {' | '.join(cells)} |")
@@ -55,8 +56,13 @@ _SHORTER = {
 """Wording of an error -> the shorter one for a column of a table."""
 
 
-def _short(accepts: str) -> str:
-    """Type and bounds of a setting as the table shows them, such as ``integer ≥ 1``."""
+def _short(accepts: str, default: str) -> str:
+    """Type and bounds of a setting as the table shows them, such as ``integer ≥ 1``.
+
+    The word of the default is left out, as its own column has it.
+    """
+    if default in ("auto", "null"):
+        accepts = accepts.removesuffix(f", or {default}")
     for long, short in _SHORTER.items():
         accepts = re.sub(long, short, accepts)
     return accepts.removesuffix(" each").replace("<", "&lt;")

@@ -35,7 +35,7 @@ def test_a_pipe_gets_one_table_of_all_ranks(
     assert main(["top", "run", "--runs-dir", str(tmp_path)]) == 0
     head, numbers, columns, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("run  finished")
-    for words in ("step 60 of 60", "loss 3.", "held out 3.", "tokens/s", "a step 620 ms", "3.2%"):
+    for words in ("step 60 of 60", "loss 3.", "validation 3.", "tokens/s", "a step 620 ms", "3.2%"):
         assert words in numbers
     assert " ".join(columns.split()) == "rank node pid step a step waits memory used power"
     assert len(rows) == 8

@@ -359,7 +359,7 @@ MISFITS = [
     (["cluster.devices=2"], replace(DATA, train_tokens=200), "make 1 samples of 256 tokens, fewer"),
     (["cluster.devices=65", "optim.global_batch=64"], DATA, "fewer samples than the 65"),
     (["run.target.bits_per_byte=2"], DATA, "the bytes of what prepared/x holds out are not known"),
-    (["task.eval_every_steps=1"], replace(DATA, eval_tokens=0), "eval_fraction=0.05 held out no"),
+    (["task.eval_every_steps=1"], replace(DATA, eval_tokens=0), "eval_fraction=0.05 leaves no"),
     (["cluster.device=cuda"], DATA, "cluster.device=cuda but laptop has only 1 x a CPU (cpu)"),
     (
         ["parallel.cp=2", "cluster.devices=2", "data.seq_len=254"],

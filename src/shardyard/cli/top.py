@@ -149,7 +149,7 @@ def head_lines(board: Board) -> list[str]:
     numbers = [
         f"step {step}",
         f"loss {_four(state.loss)}",
-        f"held out {_four(board.eval_loss)}",
+        f"validation {_four(board.eval_loss)}",
         ABSENT if rate is None else f"{format_count(rate)} {board.unit}s/s",
         "a step " + (ABSENT if board.step_s is None else format_seconds(board.step_s)),
         "waits for data " + (ABSENT if board.data_wait is None else f"{board.data_wait:.1%}"),

@@ -382,8 +382,8 @@ def _check_sample_counts(resolved: Resolved) -> list[Problem]:
     wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
     if (wants_eval or recipe.run.target) and not data.num_samples("eval", draft.seq_len):
         text = (
-            f"={recipe.data.eval_fraction} held out no {kind}, so there is nothing to evaluate "
-            f"on. Raise it, or give data with more {kind}s."
+            f"={recipe.data.eval_fraction} leaves no {kind} for validation. "
+            f"Raise it, or give data with more {kind}s."
         )
         found.append(Problem("data.eval_fraction", text))
     elif BITS_PER_BYTE in (recipe.run.target or ()) and data.too_long:

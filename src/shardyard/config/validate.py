@@ -87,6 +87,20 @@ _ELSEWHERE = {
     "lora_dropout": "model.lora.dropout",
     "target_modules": "model.lora.targets",
     "use_rslora": "model.lora.rslora",
+    "lora": "model.lora.rank",
+    "accumulate": "optim.micro_batch",
+    "accumulation_steps": "optim.micro_batch",
+    "accumulate_grad_batches": "optim.micro_batch",
+    "gradient_accumulation": "optim.micro_batch",
+    "early_stopping": "run.target.loss",
+    "early_stopping_patience": "run.target.loss",
+    "packing": "data.pack",
+    "sequence_packing": "data.pack",
+    "precision": "precision.compute",
+    "spot": "cluster.capacity",
+    "use_spot": "cluster.capacity",
+    "wandb": "observe.wandb.project",
+    "wandb_project": "observe.wandb.project",
 }
 """Other trainers' name of a setting -> its name here, for the hint on an unknown key."""
 
@@ -95,7 +109,23 @@ _VALUE_INSTEAD = {
     "bf16": "bf16",
     "gradient_checkpointing": "full",
     "activation_checkpointing": "full",
-    "gradient_accumulation_steps": "...",
+    **dict.fromkeys(
+        (
+            "accumulate",
+            "accumulation_steps",
+            "accumulate_grad_batches",
+            "gradient_accumulation",
+            "gradient_accumulation_steps",
+        ),
+        "...",
+    ),
+    "early_stopping": "2.5",
+    "early_stopping_patience": "2.5",
+    "packing": "whole",
+    "sequence_packing": "whole",
+    "spot": "spot",
+    "use_spot": "spot",
+    "wandb": "NAME",
 }
 """Other trainers' name -> what to write here in place of their value, which means another thing."""
 
@@ -117,6 +147,17 @@ _NOT_BUILT = dict.fromkeys(
     "are: give model.lora.rank, and parallel.zero=3 splits the base over the devices.",
 )
 """Other trainers' name of a feature not built here, in any section -> what there is."""
+
+_CHOICE_ELSEWHERE = {
+    "parallel.strategy": {
+        "fsdp": "FULL_SHARD",
+        "fsdp2": "FULL_SHARD",
+        "hsdp": "HYBRID_SHARD",
+        "ddp": "NO_SHARD",
+        "zero": "ZERO_3",
+    },
+}
+"""Setting -> other trainers' word for one of its choices, in lower case -> the choice."""
 
 _TEXTS = ("text", "a name ", "an id ")
 """First words of the description of a setting that accepts any text."""
@@ -222,7 +263,12 @@ def _recognized_keys(
     if not isinstance(content, dict):
         *above, key = section.split(".")
         shown = _as_yaml([*above, key, "setting"])
+        start = f"{section}."
+        parts = [name.removeprefix(start) for name in settings() if name.startswith(start)]
+        names = dict.fromkeys(part.partition(".")[0] for part in parts)
         text = f"holds {kind_of(content)}, not settings. Write `{shown}`."
+        if names:
+            text += f" Its settings: {', '.join(names)}."
         if isinstance(content, str) and (pair := re.match(r"(\w+):(\S.*)", content)):
             text = f"{pair[0]!r} has no space after its colon. Write `{pair[1]}: {pair[2]}`."
         errors.append(Problem(section, text))
@@ -433,6 +479,8 @@ def _invalid_value(value: Any, setting: Setting) -> str:
     near = difflib.get_close_matches(str(value), setting.choices, n=1) or [
         word for word in setting.choices if str(value).lower() == word.lower()
     ]
+    other = _CHOICE_ELSEWHERE.get(setting.name, {}).get(str(value).lower())
+    near = [other] if other else near
     remedy = f" Did you mean {near[0]}?" if near else ""
     if not near and isinstance(value, int | float) and wanted.startswith(_TEXTS):
         remedy = f' Put it in quotes: "{value}".'

@@ -208,11 +208,12 @@ def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
         in_full: Name every file that is sent.
     """
     request, plan = proposal.request, proposal.plan
-    where = f"{proposal.rendered.name} on {proposal.launcher.name}"
+    name = proposal.rendered.name
+    job = "" if name == request.run_id else f" as {name}"
     nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
     each = f"{request.devices_per_node} process{'es' * (request.devices_per_node > 1)} each"
     verb = "launch" if request.bench is None else "bench network"
-    lines = [f"{verb}: run {request.run_id} as {where}: {nodes}, {each}"]
+    lines = [f"{verb}: run {request.run_id}{job} on {proposal.launcher.name}: {nodes}, {each}"]
     lines += [f"warning: {warning}" for warning in _warnings(proposal)]
     lines += describe_code(request.code, in_full=in_full)
     if request.bench is not None:

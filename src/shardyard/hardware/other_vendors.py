@@ -124,14 +124,14 @@ ROWS: tuple[Accelerator, ...] = (
         processors=2, peak_tflops={"fp32": 47.5, "fp16": 190.0, "bf16": 190.0},
         link=direct("NeuronLink 2", gb_per_s=192, source=f"{_NEURON}: 384 GB/s both ways"),
         network=network("EFA", gbps=50, source="trn1.32xlarge: 800 Gb/s for 16"),
-        source=f"{_NEURON}; nobody published its best matrix product",
+        source=f"{_NEURON}; no best matrix product is published",
     ),
     Accelerator(
         name="Trainium2", device="xla", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2900e9,
         processors=8, peak_tflops={"fp32": 181.0, "fp16": 667.0, "bf16": 667.0, "fp8": 1299.0},
         link=direct("NeuronLink 3", gb_per_s=640, source=f"{_NEURON}: 1280 GB/s both ways"),
         network=network("EFA", gbps=200, source="trn2.48xlarge: 3200 Gb/s for 16"),
-        source=f"{_NEURON}; nobody published its best matrix product",
+        source=f"{_NEURON}; no best matrix product is published",
     ),
     Accelerator(
         name="TPU v4", device="xla", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1228e9,
