@@ -30,13 +30,29 @@ def page() -> str:
                 setting.sentence.replace("<", "&lt;"),
             )
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Presets", "", "| `model.preset` | parameters | context | source |"]
+    lines += [
+        "",
+        "## Presets",
+        "",
+        _PRESET_SOURCES,
+        "",
+        "| `model.preset` | parameters | context | source |",
+    ]
     lines += ["|---|---|---|---|"]
     for name, preset in PRESETS.items():
         size = f"{preset.shape.parameters:,}" + (" + embeddings" * (preset.shape.vocab_size == 0))
         context = preset.shape.max_position_embeddings
-        lines.append(f"| `{name}` | {size} | {context} | {preset.source} |")
+        lines.append(f"| `{name}` | {size} | {context} | {_short_source(preset.source)} |")
     return "\n".join(lines) + "\n"
+
+
+_PRESET_SOURCES = "A source such as `owner/name` is the config.json of that hub repository."
+
+
+def _short_source(source: str) -> str:
+    """Source of a preset without the names that its arXiv number and repository imply."""
+    source = re.sub(r"\w+ et al\. \d{4}, (?=arXiv:)", "", source)
+    return re.sub(r"config\.json of ([^\s;,]+)", r"`\1`", source)
 
 
 _SHORTER = {

@@ -31,7 +31,7 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("memory.loss_chunk=256", "memory.loss_chunk=256 is of text"),
         ("model.preset=llama-tiny", "is no network for images. Use resnet-tiny, resnet18, "),
         ("parallel.tp=2", "parallel.tp=2: in a network for images "),
-        ("optim.lr=auto", "Give it; 0.1 for each 256 images is usual"),
+        ("optim.lr=auto", "Set optim.lr=0.1, usual for 256 images a step"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
         ("memory.offload=activations", "Use memory.recompute, or memory.offload=optimizer."),
         ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),

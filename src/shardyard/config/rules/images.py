@@ -145,8 +145,10 @@ def check_images(recipe: Recipe) -> Iterable[Problem]:
     yield from check_unsupported_axes(recipe, _WHAT)
     yield from _check_augmentation(recipe)
     if recipe.optim.lr == "auto":
-        text = "=auto is not known for images: it depends on the recipe as a whole. Give it; 0.1 "
-        yield Problem("optim.lr", f"{text}for each 256 images is usual with sgd and momentum.")
+        text = (
+            "=auto is not known for images: it depends on the recipe as a whole. Set optim.lr=0.1, "
+        )
+        yield Problem("optim.lr", f"{text}usual for 256 images a step with sgd and momentum.")
     if recipe.model.lora.rank is not None:
         yield Problem("model.lora.rank", f": adapters are not built for {_WHAT}. Leave it out.")
     if recipe.memory.offload in ("activations", "params"):

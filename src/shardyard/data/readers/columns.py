@@ -46,10 +46,29 @@ def _text_under(row: Any, location: object, text_key: str) -> str:
         found = f"{escape_text(text_key)!r} holds {kind_of(row[text_key])}, not a string"
     else:
         found = f"no key {escape_text(text_key)!r} (its keys: {some_keys(row)})"
-    raise SourceError(
-        f"{location}: {found}. data.text_key names the key that holds the text. "
-        "Correct data.text_key or the line."
-    )
+    raise SourceError(f"{location}: {found}. {_setting_for(row)} or correct the line.")
+
+
+_DIALOGUES = (
+    {"messages"},
+    {"conversations"},
+    {"prompt", "completion"},
+    {"instruction", "output"},
+)
+"""Keys of rows that are dialogues; ``data/conversations.py`` reads them."""
+
+
+def _setting_for(row: Any) -> str:
+    """Return the likeliest fix of a row without the wanted text."""
+    keys = set(row) if isinstance(row, dict) else set()
+    if any(wanted <= keys for wanted in _DIALOGUES):
+        return "It is a dialogue: set data.format=chat,"
+    texts = [
+        key for key in sorted(keys, key=str) if isinstance(row[key], str) and key.isidentifier()
+    ]
+    if texts:
+        return f"Set data.text_key={max(texts, key=lambda key: len(row[key]))},"
+    return "Set data.text_key to the key that holds the text,"
 
 
 def check_surrogates(text: str, location: object, what: str) -> None:
