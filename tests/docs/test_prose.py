@@ -8,20 +8,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 AT_MOST = {
-    r"told|is said|is asked": 0.1,
-    r"refused?": 0.06,
-    r"nobody|nothing|whoever|whatever": 0.2,
-    r"alone": 0.06,
-    r"stands?": 0.03,
-    r"goes on|go on|going on": 0.04,
-    r"beside": 0.03,
-    r"mends?|mended|anew": 0.04,
+    r"told|is said|is asked": 0.06,
+    r"refused?": 0.05,
+    r"nobody|nothing|whoever|whatever": 0.1,
+    r"alone": 0.04,
+    r"stands?": 0.0,
+    r"goes on|go on|going on": 0.02,
+    r"beside": 0.0,
+    r"mends?|mended|anew": 0.02,
 }
 """Words that hide who does what -> most in 1,000 words. A limit may only fall."""
-AT_LEAST = {r"you|your|yours": 6.3, r"use|uses|using": 2.2}
+AT_LEAST = {r"you|your|yours": 6.7, r"use|uses|using": 5.2}
 CLAUSE_HEADINGS, LONG_COMMANDS = 0, 1
 """Most headings that are clauses, and most commands of over 100 characters. They may only fall."""
-WORDS_IN_ALL, PAGES_IN_ALL = 84_500, 68
+WORDS_IN_ALL, PAGES_IN_ALL = 82_300, 68
 """Most words of user pages, code and tables included, and most pages. They may only fall."""
 
 

@@ -74,8 +74,7 @@ class Images(Section):
     mixup: Annotated[float, Field(ge=0)] = 0.0
     """Mixup: blend images of a micro-batch by Beta(mixup, mixup). 0: off."""
     cutmix: Annotated[float, Field(ge=0)] = 0.0
-    """CutMix: paste a box of one image into another, whose rest is Beta(cutmix, cutmix). 0: off.
-    With mixup: half of the images each."""
+    """CutMix by Beta(cutmix, cutmix). 0: off. With mixup: half of the images each."""
     eval_crop: Annotated[float, Field(gt=0, le=1)] = 0.875
     """Share of a validation picture's shorter side that the center crop keeps."""
     mean: Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False)] = (
@@ -107,8 +106,8 @@ class Data(Section):
     """Several sources instead of data.source, each {name, source, weight}, mixed by weight in every
     1,000 samples."""
     format: Annotated[str, Field(description=_FORMAT_WORDS)] = "by_suffix"
-    """File format. by_suffix: by each file's suffix, others are rejected; text: others are plain
-    text; chat: dialogues, trained on their answers (docs/chat.md)."""
+    """File format. by_suffix rejects unknown suffixes, text reads them as plain text; chat:
+    dialogues (docs/chat.md)."""
     text_key: str = "text"
     """JSON key or Parquet column of the text."""
     chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None

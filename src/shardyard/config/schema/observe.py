@@ -94,11 +94,10 @@ class Observe(Section):
         ]
         | None
     ) = None
-    """Port of each node's Prometheus endpoint, on loopback (in a pod: its own address). 0: any free
-    port; host:port: that address. Needs shardyard[prometheus]."""
+    """Port of each node's Prometheus endpoint, on loopback (in a pod: its address). 0: any free
+    port. Needs shardyard[prometheus]."""
     alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
-    """Webhooks for failed or stalled runs, reached targets, cost and device problems: `[{when:
-    [failed], webhook: NAME}]`, NAME in secrets."""
+    """Webhooks: `[{when: [failed], webhook: NAME}]`, NAME in secrets (docs/monitoring.md)."""
     profile: Profile = Profile()
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, if the catalogue does not know the device."""

@@ -111,11 +111,11 @@ class Model(Section):
     """Dropout after the embedding, attention and MLP; for images before the head. auto:
     config.json's, or 0."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Stochastic depth for images (arXiv:1603.09382): block l of L (from 0) is skipped for a share
-    drop_path x l / L of samples. auto: config.json's, or 0."""
+    """Stochastic depth for images (arXiv:1603.09382): block l of L is skipped for drop_path x l
+    / L of samples. auto: config.json's, or 0."""
     batch_norm: Literal["micro_batch", "step"] = "micro_batch"
-    """Samples that batch normalisation uses, for images: those of a micro-batch, or of the whole
-    step over all ranks (synchronised batch norm, one micro-batch a rank)."""
+    """Samples of batch normalisation, for images: of a micro-batch, or of the whole step
+    (synchronised batch norm, one micro-batch a rank)."""
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Weight of each step in batch norm's running statistics. auto: 0.1; 0.01 for EfficientNet,
     whose config.json has TensorFlow's 0.99."""
@@ -126,20 +126,19 @@ class Model(Section):
     router_z_loss: Annotated[float, Field(ge=0)] = 0.001
     """Weight of the MoE router z-loss, for each block (arXiv:2202.08906)."""
     attention: Literal["sdpa", "cudnn", "flash", "fa3"] | Auto = "auto"
-    """Attention kernel: sdpa (torch chooses), cudnn, flash, or fa3 (FlashAttention 3, a package of
-    its own). auto: flash where it avoids a mask, else sdpa. Event model_ready logs the kernel used.
-    """
+    """Attention kernel: sdpa (torch chooses), cudnn, flash, or fa3 (FlashAttention 3). auto:
+    flash where it avoids a mask, else sdpa. Event model_ready logs it."""
     compile: bool | Auto = False
-    """Compile each block with torch.compile: a slower first step, then faster ones on accelerators.
-    auto: on an accelerator if one graph serves all blocks."""
+    """Compile each block with torch.compile: slower first step, then faster ones. auto: on an
+    accelerator if one graph serves all blocks."""
 
 
 class TaskSettings(OpenSection):
     """Training objective and validation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """Training objective: next token, masked tokens, BERT pretraining (masked tokens and sentence
-    pairs), image classes, or a task from an installed package."""
+    """Training objective: next token, masked tokens, BERT pretraining, image classes, or a task
+    from an installed package."""
     eval_every_steps: Annotated[Count, Field(ge=1)] | None = None
     """Steps between validations. The run always validates at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
@@ -179,8 +178,8 @@ class Optim(Section):
     """Trust coefficient of LARS: a matrix moves by lr times this share of its norm
     (arXiv:1708.03888)."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average (EMA) of the weights, which validation and exports
-    then use. null: no EMA."""
+    """Decay of an exponential moving average (EMA) of the weights, used by validation and
+    exports."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm. null: no gradient clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
@@ -215,8 +214,8 @@ class Optim(Section):
     lr_batch: Annotated[int, Field(ge=1)] | None = None
     """Batch size that optim.lr is for, with lr_scaling. null: the batch at the start of the run."""
     micro_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Samples per forward and backward pass of a rank. auto: the largest that fits by the plan; 1,
-    or more for small models, on CPUs and in elastic runs."""
+    """Samples per pass of a rank. auto: the largest that fits; 1, or more for small models, on
+    CPUs and in elastic runs."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Steps in a row that may be skipped because the loss or gradient is NaN or infinite."""
 
@@ -292,10 +291,10 @@ class Memory(Section):
         | Auto
     ) = "none"
     """Activation checkpointing: none, full, selective, every n-th block (n), or named modules.
-    auto: the first of none (not in fp8), selective, 4, 3, 2 and full that fits by the plan."""
+    auto: the first of none (not in fp8), selective, 4, 3, 2, full that fits."""
     loss_chunk: Literal["none"] | Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Tokens per chunk of output head and loss, which gives the same result with less memory. none:
-    all at once; auto: 2048 where that saves 1 GiB or more."""
+    """Tokens per chunk of output head and loss, to save memory. none: all at once; auto: 2048
+    where that saves 1 GiB."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
     """Offload to host memory: activations until the backward pass; the optimizer's averages; or
     params, which also offloads gradients and weights."""
@@ -307,9 +306,8 @@ class Checkpoint(Section):
     """When checkpoints are saved and which are kept."""
 
     every: Annotated[int, Field(ge=1)] | Auto | WhenElastic = "elastic"
-    """Steps between checkpoints; the end and a drain always save one. auto: the least expected loss
-    of time, from save time and failures so far. elastic: auto where elastic.min_nodes <
-    elastic.max_nodes, else 500."""
+    """Steps between checkpoints; the end and a drain save one. auto: the least expected loss of
+    time. elastic: auto where elastic.min_nodes < elastic.max_nodes, else 500."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints to keep."""
     keep_best: bool = True
@@ -336,12 +334,12 @@ class Elastic(Section):
     """Restarts allowed per hour after lost processes. The same failure twice ends the run earlier.
     """
     snapshot_every: Annotated[int, Field(ge=1)] | Auto | WhenElastic | None = "elastic"
-    """Steps between snapshots in host memory (room for three), from which a run continues after a
-    lost process. auto: the least expected loss of time. null: none. elastic: auto where
-    elastic.min_nodes < elastic.max_nodes and host memory has room, else null."""
+    """Steps between snapshots in host memory (room for three), to continue after a lost process.
+    auto: the least expected loss of time. elastic: auto where elastic.min_nodes <
+    elastic.max_nodes and memory has room, else null."""
     snapshot_neighbour: bool | Auto = "auto"
-    """Also keep each snapshot on the next node, to survive the loss of a node; needs room for two
-    more. auto: with elastic.snapshot_every on several nodes."""
+    """Also keep each snapshot on the next node, in case one is lost; needs room for two more.
+    auto: on several nodes."""
     parked: bool | Auto = "auto"
     """Keep a standby worker per device, which replaces a lost one at once; costs memory. auto: with
     model.compile."""
@@ -395,8 +393,7 @@ class Cluster(Section):
     block_ends: str | None = None
     """End of a capacity block, with time zone: 2027-01-31T11:30:00Z. The run drains before it."""
     usd_per_node_hour: Annotated[float, Field(gt=0)] | None = None
-    """Your price of a node per hour in dollars (savings plan, capacity block, current spot). null:
-    from the price table or cluster.file."""
+    """Your price of a node in dollars an hour. null: from the price table or cluster.file."""
 
 
 class Recipe(Section):
