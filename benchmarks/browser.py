@@ -82,6 +82,10 @@ class Page:
         message: dict[str, Any] = json.loads(first)
         return message
 
+    def first(self, script: str) -> None:
+        """Run a script in every page from now on, before the page's own."""
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     def open(self, url: str) -> None:
         """Load a page; one of which only the part behind # differs is loaded anew, too."""
         self.call("Page.navigate", url="about:blank")
@@ -124,10 +128,25 @@ class Page:
         """Move the mouse."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def click(self, x: float, y: float) -> None:
+        """Click with the left button."""
+        self.move(x, y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left",
+                      clickCount=1)  # fmt: skip
+
+    def type(self, text: str) -> None:
+        """Write text where the focus is."""
+        self.call("Input.insertText", text=text)
+
     def press(self, key: str) -> None:
         """Press and release a key."""
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
+        more: dict[str, Any] = {"windowsVirtualKeyCode": codes[key]} if key in codes else {}
+        if key == "Enter":
+            more["text"] = "\r"
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **more)
 
     def picture(self, file: Path, *, is_whole: bool = False) -> None:
         """Write a picture of the page."""

@@ -1,6 +1,7 @@
 """How quick is the page of all runs, and what does it hold and send?
 
     python -m benchmarks.serve_runs [--runs 1000 10000] [--rounds 5]
+    python -m benchmarks.serve_runs --pages-of ../old/.venv/bin/python .venv/bin/python
 
 Folders of runs are written, and a server of its own process is started and asked over HTTP:
 
@@ -12,10 +13,12 @@ Folders of runs are written, and a server of its own process is started and aske
 | polling | bytes a second of a page with 100 curves, of a folder that rests | 1 KB |
 | memory | largest of the server | 300 MB |
 | first chart | the page in Chromium, from opening it: 1,000 runs; 100 curves | 1 s, 1.5 s |
-| all charts | the same to the last chart and the whole list | - |
+| all charts | the same to the last chart on the screen | - |
+| list | the same to the first rows of the table | - |
 
 The pages of files are in the cache of the system, as after a first look at the folder. Medians of
-the rounds. Writes one JSON file.
+the rounds. With ``--pages-of`` only the pages of several checkouts are measured, in turns. Writes
+one JSON file.
 """
 
 import argparse
@@ -37,6 +40,7 @@ from benchmarks.record import write_result
 from shardyard.report.serve.index import FILE
 from shardyard.rundir.jsonl import METRIC_KEYS
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.manifest import git_state
 
 BARS = {1000: {"cold_s": 0.5, "warm_s": 0.15}, 10_000: {"cold_s": 3.0, "warm_s": 0.3}}
 CURVES_BAR_S, CURVES_BAR_BYTES = 1.0, 10**6
@@ -52,8 +56,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pages-of", type=Path, nargs="+", default=[], metavar="PYTHON",
+                        help="interpreters of checkouts")  # fmt: skip
     parser.add_argument("--out", type=Path, help="file of the result")
     args = parser.parse_args()
+    if args.pages_of:
+        return compare_pages(args.pages_of, runs=args.runs[0], rounds=args.rounds, out=args.out)
     folder = Path(tempfile.mkdtemp(prefix="serve-runs-"))
     try:
         lists = [measure_list(folder / str(n), n, rounds=args.rounds) for n in args.runs]
@@ -96,8 +104,7 @@ def main() -> int:
 
 def measure_list(folder: Path, count: int, *, rounds: int) -> dict[str, Any]:
     """Of so many short runs."""
-    for number in range(count):
-        write_run(folder, f"run-{number:05d}", steps=20)
+    write_folder(folder, count, steps=20)
     rounds_s: dict[str, list[float]] = {"cold_s": [], "warm_s": []}
     peak = 0
     for _ in range(rounds):
@@ -143,24 +150,105 @@ def long_names() -> list[str]:
     return [f"run-{number:03d}" for number in range(_LONG_RUNS)]
 
 
+def compare_pages(pythons: list[Path], *, runs: int, rounds: int, out: Path | None) -> int:
+    """Measure the pages of several checkouts, one round of each after the other."""
+    folder = Path(tempfile.mkdtemp(prefix="serve-runs-"))
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    try:
+        write_folder(folder / "list", runs, steps=20)
+        write_folder(folder / "curves", _LONG_RUNS, steps=_LONG_STEPS)
+        for _ in range(rounds):
+            for python in pythons:
+                pages = found.setdefault(_commit_of(python), {})
+                for name, ids in (("list", []), ("curves", long_names())):
+                    times = measure_page_once(folder / name, ids, python=python)
+                    for key, value in times.items():
+                        pages.setdefault(name, {}).setdefault(key, []).append(value)
+    finally:
+        shutil.rmtree(folder)
+    commits = {
+        commit: {
+            name: {**{key: median(values) for key, values in times.items()}, "rounds": times}
+            for name, times in pages.items()
+        }
+        for commit, pages in found.items()
+    }
+    for commit, pages_of in commits.items():
+        for name, page in pages_of.items():
+            words = ", ".join(f"{key} {page[key]:.0f}" for key in page if key != "rounds")
+            print(f"{commit[:8]}, {name}: {words}")
+    write_result("serve-pages", {"runs": runs, "commits": commits}, out)
+    return 0
+
+
+def _commit_of(python: Path) -> str:
+    """Return the commit of the checkout that an interpreter's package is of."""
+    where = "import shardyard; print(shardyard.__path__[0])"
+    package = subprocess.check_output([python, "-c", where], text=True).strip()
+    state = git_state(Path(package))
+    assert state is not None
+    return state["commit"] + (" with changes" if state["is_dirty"] else "")
+
+
 def measure_page(folder: Path, names: list[str], *, rounds: int) -> dict[str, Any]:
+    """Return the medians of a page's times over some rounds, and the times."""
+    all_times = [measure_page_once(folder, names) for _ in range(rounds)]
+    times = {key: [each[key] for each in all_times] for key in all_times[0]}
+    return {**{key: median(values) for key, values in times.items()}, "rounds": times}
+
+
+_WATCH = """
+const times = window.drawn = { first: null, last: null, list: null };
+const { stroke } = CanvasRenderingContext2D.prototype;
+CanvasRenderingContext2D.prototype.stroke = function (...given) {
+  times.last = performance.now();
+  if (times.first === null) {
+    times.first = 0;
+    requestAnimationFrame(() => setTimeout(() => { times.first = performance.now(); }));
+  }
+  return stroke.apply(this, given);
+};
+document.addEventListener("DOMContentLoaded", () => {
+  const rows = document.getElementById("rows");
+  const note = () => { times.list ??= performance.now(); };
+  new MutationObserver(note).observe(rows, { childList: true });
+  const names = NAMES;
+  if (!names.length || typeof state === "undefined") return;
+  state.begun = true;  // the page of before view addresses
+  names.forEach((id, k) => state.chosen.set(id, k % 12));
+});
+"""
+"""Notes when a page has painted its first chart, drew on a canvas last, and listed runs."""
+_REST_MS = 1200
+
+
+def measure_page_once(
+    folder: Path, names: list[str], *, python: Path = Path(sys.executable)
+) -> dict[str, float]:
     """Time to charts in a browser that is open already; the server knows nothing yet.
 
     Args:
         names: Runs in the charts; empty: those that the page chooses itself.
+        python: Interpreter whose page is measured.
     """
     view = "#" + "&".join(f"run={name}" for name in names) if names else ""
-    milliseconds: dict[str, list[float]] = {"first_chart_ms": [], "all_charts_ms": []}
-    for _ in range(rounds):
-        (folder / FILE).unlink(missing_ok=True)
-        with browser() as page, served(folder) as (port, _process):
-            page.size(1280, 900)
-            page.open(f"http://127.0.0.1:{port}/{view}")
-            page.until("document.body.dataset.allChartsMs")
-            for name, key in (("first_chart_ms", "firstChartMs"), ("all_charts_ms", "allChartsMs")):
-                milliseconds[name].append(float(page.run(f"document.body.dataset.{key}")))
-    return {**{name: median(all_ms) for name, all_ms in milliseconds.items()},
-            "rounds": milliseconds}  # fmt: skip
+    (folder / FILE).unlink(missing_ok=True)
+    with browser() as page, served(folder, python) as (port, _process):
+        page.size(1280, 900)
+        page.first(_WATCH.replace("NAMES", json.dumps(names)))
+        page.open(f"http://127.0.0.1:{port}/{view}")
+        page.until(f"drawn.first && drawn.list && performance.now() - drawn.last > {_REST_MS}")
+        drawn = page.run("drawn")
+    return {
+        "first_chart_ms": drawn["first"], "all_charts_ms": drawn["last"], "list_ms": drawn["list"],
+    }  # fmt: skip
+
+
+def write_folder(folder: Path, count: int, *, steps: int) -> None:
+    """Write runs of so many steps."""
+    digits = 5 if steps < _LONG_STEPS else 3
+    for number in range(count):
+        write_run(folder, f"run-{number:0{digits}d}", steps=steps)
 
 
 def write_run(folder: Path, name: str, *, steps: int) -> None:
@@ -186,9 +274,11 @@ def write_run(folder: Path, name: str, *, steps: int) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+def served(
+    folder: Path, python: Path = Path(sys.executable)
+) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
     """A server of its own process; its port."""
-    command = [sys.executable, "-m", "shardyard", "serve", str(folder), "--port", "0"]
+    command = [str(python), "-m", "shardyard", "serve", str(folder), "--port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -62,9 +62,13 @@ def test_list_curves_and_events(server: Server) -> None:
     assert {row["id"]: row["state"] for row in content(server, "/api/runs")} == {
         "a": "finished", "b": "failed",
     }  # fmt: skip
-    curves = content(server, "/api/curves?run=a&run=b&y=eval_loss&x=step")
-    assert curves["a"]["x"] == [100, 200, 300] and curves["b"] == {"x": [], "y": []}
-    assert len(content(server, "/api/curves?run=a")["a"]["x"]) == 300
+    found = content(server, "/api/curves?run=a&run=b&y=eval_loss&y=loss&y=mfu&x=step")
+    assert found["metrics"] == ["loss", "tokens", "samples", "step_time_s", "tokens_per_s"]
+    assert set(found["curves"]) == {"eval_loss", "loss", "mfu"}
+    curves, nothing = found["curves"]["eval_loss"], {"x": [], "y": []}
+    assert curves["a"]["x"] == [100, 200, 300] and curves["b"] == nothing
+    assert found["curves"]["mfu"] == {"a": nothing, "b": nothing}
+    assert len(content(server, "/api/curves?run=a")["curves"]["loss"]["a"]["x"]) == 300
     told = content(server, "/api/events?run=b")
     assert told["total"] == 4 and [each["kind"] for each in told["events"]] == [
         "attempt_ended", "first_step", "attempt_started", "run_started",
@@ -154,7 +158,8 @@ def test_the_page_and_its_parts_are_there(server: Server) -> None:
     [
         ("/etc/passwd", 404), ("/../a/recipe.yaml", 404), ("/api/curves?run=../a", 404),
         ("/api/curves?run=c", 404), ("/api/curves", 400), ("/api/curves?run=a&x=__class__", 400),
-        ("/api/curves?run=a&y=attempt", 400), ("/api/events?run=/etc", 404), ("/api/", 404),
+        ("/api/curves?run=a&y=attempt", 400), ("/api/curves?run=a&y=loss&y=step", 400),
+        ("/api/curves?run=a" + "&y=loss" * 31, 400), ("/api/events?run=/etc", 404), ("/api/", 404),
         ("/api/log?run=a&rank=../0", 400), ("/api/log?run=../a", 404), ("/api/pages?run=c", 404),
         ("/api/curves?run=a&of=-1", 400), ("/report.html", 404),
     ],
@@ -217,7 +222,8 @@ def test_one_odd_run_hides_no_other(server: Server, odd: str) -> None:
     assert rows["a"]["state"] == "finished"
     is_odd = odd in ("fifo", "folder", "device", "loop")
     assert rows["b"]["state"] == ("unreadable" if is_odd else "failed")
-    assert len(content(server, "/api/curves?run=a&run=b")["a"]["x"]) == 300
+    curves = content(server, "/api/curves?run=a&run=b")["curves"]["loss"]
+    assert len(curves["a"]["x"]) == 300
     listed = {run.state.id: run.to_json() for run in list_runs(server.pages.index.folder)}
     assert listed["a"]["state"] == "finished" and listed["b"]["loss"] is None
     assert (listed["b"]["problem"] is not None) == is_odd

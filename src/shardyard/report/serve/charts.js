@@ -2,11 +2,39 @@
 
 import { COLOURS, element, short, tipLine } from "./api.js";
 
-const MOST_IN_TIP = 14, MOST_WITH_RAW = 12, MOST_WITH_DOTS = 60;
+const MOST_IN_TIP = 14, MOST_WITH_RAW = 12, MOST_WITH_DOTS = 60, MOST_WITH_DASHES = 40;
 const MARGIN = { left: 66, right: 14, top: 10, bottom: 38 };
 
-export const colourOf = (slot) => getComputedStyle(document.documentElement)
-  .getPropertyValue(`--s${slot % COLOURS}`).trim();
+// Colours of the theme, each read once: a reading makes the browser style the whole page.
+const colours = new Map();
+export function theme(name) {
+  if (!colours.has(name)) {
+    colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  }
+  return colours.get(name);
+}
+export const forgetTheme = () => colours.clear();
+export const colourOf = (slot) => theme(`--s${slot % COLOURS}`);
+
+// Calls action(width, height) when an element has been laid out, and after each change of its size.
+const sizeActions = new Map();
+const sizes = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) sizeActions.get(target)(contentRect.width, contentRect.height);
+});
+export function onSize(target, action) {
+  sizeActions.set(target, action);
+  sizes.observe(target);
+}
+
+// Calls action(isNear) when an element comes near the screen or leaves it.
+const nearActions = new Map();
+const nearness = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) nearActions.get(target)(isIntersecting);
+}, { rootMargin: "150px 0px" });
+export function onNear(target, action) {
+  nearActions.set(target, action);
+  nearness.observe(target);
+}
 
 function linearTicks(low, high, most) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
@@ -50,17 +78,15 @@ function nearest(xs, x) {
   return low > 0 && x - xs[low - 1] <= xs[low] - x ? low - 1 : low;
 }
 
-export function sized(canvas) {
-  const scale = window.devicePixelRatio || 1, { clientWidth: width, clientHeight: height } = canvas;
+export function sized(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * scale);
   canvas.height = Math.round(height * scale);
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   pen.font = "12px system-ui, sans-serif";
-  return { pen, width, height };
+  return pen;
 }
-
-export const theme = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Beside the crosshair, on the side with more room, and inside the chart.
 export function placeTip(tip, place, width) {
@@ -71,8 +97,9 @@ export function placeTip(tip, place, width) {
 
 export class Chart {
   // spec: key, title, unit, isSmoothed, scale: largest value -> [divisor, unit].
-  // onCursor(x, chart) is called with a place on the x axis, or with null.
-  constructor(spec, { onCursor, onLog }) {
+  // onCursor(x, chart) is called with a place on the x axis, or with null; onNear(chart) when the
+  // chart comes near the screen. It is drawn only there.
+  constructor(spec, { onCursor, onLog, onNear: comesNear }) {
     this.spec = spec;
     this.series = [];
     this.view = { xTitle: "", smoothing: 0, isLog: false, strong: null };
@@ -87,13 +114,26 @@ export class Chart {
     caption.append(this.log);
     this.canvas = element("canvas");
     this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", spec.title);
     this.canvas.tabIndex = 0;
     this.overlay = element("canvas");
     this.overlay.setAttribute("aria-hidden", "true");
     this.overlay.style.pointerEvents = "none";
     this.tip = element("div", undefined, "tip");
     this.tip.hidden = true;
+    this.isNear = this.isStale = this.isMarked = false;
+    this.width = 0;
     const plot = element("div", undefined, "plot");
+    onSize(plot, (width, height) => {
+      [this.width, this.height] = [width, height];
+      this.draw();
+    });
+    onNear(this.figure, (isNear) => {
+      this.isNear = isNear;
+      if (!isNear) return;
+      if (this.isStale) this.draw();
+      comesNear(this);
+    });
     plot.append(this.canvas, this.overlay, this.tip);
     this.figure.append(caption, plot);
     plot.addEventListener("pointermove", (event) => {
@@ -104,20 +144,18 @@ export class Chart {
     this.canvas.addEventListener("keydown", (event) => this.#onKey(event, onCursor));
   }
 
-  get hasData() {
-    return this.series.some((one) => one.y.some((value) => value !== null));
-  }
-
-  // series: id, slot, x, y of each run.
-  update(series, view) {
+  // series: id, slot, x, y of each run, without runs that have no value. isExpected: values of the
+  // metric exist, and are read once the chart is near.
+  update(series, view, isExpected) {
     this.series = series;
     this.view = view;
+    this.figure.hidden = !series.length && !isExpected;
     this.draw();
   }
 
   draw() {
-    this.figure.hidden = !this.hasData;
-    if (this.figure.hidden) return;
+    this.isStale = !this.isNear || !this.width;
+    if (this.isStale || this.figure.hidden) return;
     const { isLog, smoothing } = this.view;
     const weight = this.spec.isSmoothed ? smoothing : 0;
     this.log.setAttribute("aria-pressed", String(isLog));
@@ -132,7 +170,13 @@ export class Chart {
     const order = [...this.lines].sort((a, b) => (a.id === this.view.strong) - (b.id === this.view.strong));
     for (const line of order) this.#drawLine(pen, line, line.smooth, 1);
     this.canvas.setAttribute("aria-label", this.#words());
-    this.showCursor(null, false);
+    this.#clearCursor();
+  }
+
+  #clearCursor() {
+    this.tip.hidden = true;
+    if (this.isMarked) sized(this.overlay, this.width, this.height);
+    this.isMarked = false;
   }
 
   // Ranges of both axes, and from values to pixels.
@@ -162,7 +206,7 @@ export class Chart {
       const touchesZero = y0 >= 0 && y0 - air < 0;
       [y0, y1] = [touchesZero ? 0 : y0 - air, y1 + air];
     }
-    const { pen, width, height } = sized(this.canvas);
+    const { width, height } = this, pen = sized(this.canvas, width, height);
     const project = isLog ? Math.log10 : (value) => value;
     const [low, high] = [project(y0), project(y1)];
     const { left, right, top, bottom } = MARGIN;
@@ -206,7 +250,9 @@ export class Chart {
     pen.strokeStyle = pen.fillStyle = colourOf(line.slot);
     pen.globalAlpha = isWeak ? opacity * 0.2 : opacity;
     pen.lineWidth = line.id === strong ? 2.5 : 1.5;
-    pen.setLineDash([[], [6, 3], [2, 3], [9, 3, 2, 3]][Math.floor(line.slot / COLOURS) % 4]);
+    // among many lines dashes tell none apart, and take most of the time
+    const dashes = this.lines.length > MOST_WITH_DASHES ? [] : [[], [6, 3], [2, 3], [9, 3, 2, 3]];
+    pen.setLineDash(dashes[Math.floor(line.slot / COLOURS) % 4] ?? []);
     pen.beginPath();
     const dots = line.x.length <= MOST_WITH_DOTS && opacity === 1;
     for (let k = 0; k < line.x.length; k++) {
@@ -243,12 +289,13 @@ export class Chart {
   }
 
   showCursor(x, isActive) {
-    this.tip.hidden = true;
-    if (this.figure.hidden || !this.frame) return;
-    const { pen, height } = sized(this.overlay);
+    this.#clearCursor();
+    if (this.figure.hidden || !this.frame || !this.isNear) return;
     if (x === null || x < this.frame.x0 || x > this.frame.x1) return;
     const found = this.valuesAt(x);
     if (!found.length) return;
+    const { width, height } = this, pen = sized(this.overlay, width, height);
+    this.isMarked = true;
     const place = this.frame.px(x);
     pen.strokeStyle = theme("--muted");
     pen.beginPath(); pen.moveTo(place, MARGIN.top); pen.lineTo(place, height - MARGIN.bottom); pen.stroke();

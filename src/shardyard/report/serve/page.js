@@ -1,8 +1,8 @@
 // The page of `shardyard serve`: charts of the chosen runs, a list of all, and one run in detail.
 // The view is in the address (#...), so that it can be shared as a link.
 
-import { ask, askAgain, byId, count, element, mark, nameOf } from "./api.js";
-import { Chart } from "./charts.js";
+import { askAgain, askOnce, byId, count, element, mark, nameOf } from "./api.js";
+import { Chart, forgetTheme } from "./charts.js";
 import { Parallel } from "./parallel.js";
 import { RunPanel } from "./run.js";
 import { filtered, sorted, Table } from "./table.js";
@@ -32,8 +32,10 @@ const X_TITLES = { step: "step", hours: "time since the start, h", tokens: "toke
 
 const view = { x: "step", smoothing: 0, logs: new Set(), filter: "", sort: "", open: null, columns: null };
 const chosen = new Map();  // id -> slot of a colour
-const loaded = new Map();  // id -> what its curves were read at
-let data = new Map(METRICS.map(({ key }) => [key, new Map()]));  // metric -> id -> curve
+const empty = () => new Map(METRICS.map(({ key }) => [key, new Map()]));
+let data = empty();  // metric -> id -> curve
+let loaded = empty();  // metric -> id -> what its curve was read at
+const expected = new Set(["loss"]);  // metrics that have values
 let rows = [], settings = { names: [], runs: {} }, settingIndex = new Map();
 let strong = null, hasBegun = false, isLoading = false, mustLoad = false, settingsOf = null;
 
@@ -75,7 +77,9 @@ function writeHash() {
 
 // --- charts --------------------------------------------------------------------------------------
 
-const charts = METRICS.map((spec) => new Chart(spec, { onCursor: moveCursor, onLog: toggleLog }));
+const charts = METRICS.map((spec) => new Chart(spec, {
+  onCursor: moveCursor, onLog: toggleLog, onNear: () => attempt(loadCurves),
+}));
 byId("grid").append(...charts.map((chart) => chart.figure));
 
 function addRun(id) {
@@ -87,16 +91,14 @@ function addRun(id) {
 }
 
 function drawChart(chart) {
-  const curves = data.get(chart.spec.key), series = [];
+  const { key } = chart.spec, curves = data.get(key), series = [];
   for (const [id, slot] of chosen) {
     const curve = curves.get(id);
-    if (curve?.y.some((value) => value !== null)) series.push({ id, slot, ...curve });
+    if (curve?.y.length) series.push({ id, slot, ...curve });
   }
+  const isExpected = expected.has(key) && [...chosen.keys()].some((id) => !loaded.get(key).has(id));
   chart.update(series, { xTitle: X_TITLES[view.x], smoothing: view.smoothing, strong,
-    isLog: view.logs.has(chart.spec.key) });
-  if (series.length && !document.body.dataset.firstChartMs) {
-    document.body.dataset.firstChartMs = String(Math.round(performance.now()));
-  }
+    isLog: view.logs.has(key) }, isExpected);
 }
 
 const drawCharts = () => charts.forEach(drawChart);
@@ -134,7 +136,7 @@ function drawLegend() {
   byId("nothing").hidden = chosen.size > 0 || !hasBegun;
 }
 
-// Reads the curves of runs that are new or have changed, chart by chart.
+// Reads the curves of runs that are new or have changed: the loss first, then all that is near.
 async function loadCurves() {
   mustLoad = true;
   if (isLoading) return;
@@ -142,29 +144,53 @@ async function loadCurves() {
   try {
     while (mustLoad) {
       mustLoad = false;
-      await loadChanged();
+      if (await load(["loss"])) await painted();  // which tells what is near
+      await load(charts.filter((chart) => chart.isNear).map((chart) => chart.spec.key).filter(isOfSteps));
+      await load(METRICS.map(({ key }) => key).filter((key) => !isOfSteps(key)));
     }
   } finally {
     isLoading = false;
   }
 }
 
-async function loadChanged() {
-  const times = new Map(rows.map((row) => [row.id, `${row.updated_t} ${view.x}`]));
-  const changed = [...chosen.keys()].filter((id) => times.has(id) && loaded.get(id) !== times.get(id));
-  const x = view.x, target = data;
-  if (!changed.length) return;
-  for (const chart of charts) {
-    for (let k = 0; k < changed.length; k += AT_ONCE) {
-      const query = new URLSearchParams({ y: chart.spec.key, x, of: chosen.size });
-      for (const id of changed.slice(k, k + AT_ONCE)) query.append("run", id);
-      const curves = await ask(`/api/curves?${query}`);
-      if (target !== data) return;  // another axis was chosen meanwhile
-      for (const [id, curve] of Object.entries(curves)) target.get(chart.spec.key).set(id, curve);
-    }
-    drawChart(chart);
+// Evaluations and samples of devices are few, and only their curves say whether there are any.
+const isOfSteps = (key) => !key.startsWith("eval_") && key !== "utilisation";
+
+const painted = () => new Promise((done) => {
+  requestAnimationFrame(() => requestAnimationFrame(done));
+  setTimeout(done, 200);  // a window that is covered paints nothing
+});
+
+// Returns whether something was to be read.
+async function load(keys) {
+  const stamps = new Map(rows.map((row) => [row.id, `${row.updated_t} ${row.refined} ${view.x}`]));
+  const groups = new Map();  // runs that have changed -> metrics
+  for (const key of keys) {
+    const read = loaded.get(key);
+    const changed = [...chosen.keys()].filter((id) => stamps.has(id) && read.get(id) !== stamps.get(id));
+    if (changed.length) groups.set(changed.join("\n"), [...(groups.get(changed.join("\n")) ?? []), key]);
   }
-  for (const id of changed) loaded.set(id, times.get(id));
+  await Promise.all([...groups].map(([ids, group]) => loadGroup(group, ids.split("\n"), stamps)));
+  return groups.size > 0;
+}
+
+async function loadGroup(keys, ids, stamps) {
+  const target = data, before = expected.size;
+  for (let k = 0; k < ids.length; k += AT_ONCE) {
+    const part = ids.slice(k, k + AT_ONCE), query = new URLSearchParams({ x: view.x, of: chosen.size });
+    for (const key of keys) query.append("y", key);
+    for (const id of part) query.append("run", id);
+    const found = await askOnce(`/api/curves?${query}`);
+    if (target !== data) return;  // another axis was chosen meanwhile
+    for (const key of found.metrics) expected.add(key);
+    for (const key of keys) {
+      for (const id of part) {
+        target.get(key).set(id, found.curves[key][id]);
+        loaded.get(key).set(id, stamps.get(id));
+      }
+    }
+  }
+  for (const chart of charts) if (expected.size > before || keys.includes(chart.spec.key)) drawChart(chart);
 }
 
 // --- list and sweep ------------------------------------------------------------------------------
@@ -257,8 +283,7 @@ function choose(ids, isChosen) {
     if (isChosen) addRun(id);
     else {
       chosen.delete(id);
-      loaded.delete(id);
-      for (const curves of data.values()) curves.delete(id);
+      for (const known of [...data.values(), ...loaded.values()]) known.delete(id);
     }
   }
   hasBegun = true;
@@ -312,12 +337,12 @@ async function look() {
       drawLegend();
     }
     await Promise.all([loadCurves(), Promise.resolve().then(drawList)]);
+    table.showFirstPage();
     await loadSettings();
   } else if (Date.now() - drawnMs > AGES_EVERY_MS) {
     drawList();
   }
   if (panel.id !== null && rows.some((row) => row.id === panel.id)) await panel.refresh();
-  document.body.dataset.allChartsMs ??= String(Math.round(performance.now()));
   document.body.dataset.looked = String(Number(document.body.dataset.looked ?? 0) + 1);
 }
 
@@ -328,8 +353,7 @@ async function lookAgain() {
 
 byId("x").addEventListener("change", () => {
   view.x = byId("x").value;
-  data = new Map(METRICS.map(({ key }) => [key, new Map()]));
-  loaded.clear();
+  [data, loaded] = [empty(), empty()];
   writeHash();
   attempt(loadCurves);
 });
@@ -348,14 +372,16 @@ byId("all").addEventListener("click", () => choose(shownRows().map((row) => row.
 byId("none").addEventListener("click", () => choose([...chosen.keys()], false));
 addEventListener("hashchange", () => {
   readHash();
-  data = new Map(METRICS.map(({ key }) => [key, new Map()]));
-  loaded.clear();
+  [data, loaded] = [empty(), empty()];
   drawAll();
   attempt(loadCurves);
   if (panel.id !== view.open) openRun(view.open);
 });
-addEventListener("resize", () => { drawCharts(); parallel.draw(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawCharts(); parallel.draw(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  forgetTheme();
+  drawCharts();
+  parallel.draw();
+});
 
 readHash();
 drawLegend();

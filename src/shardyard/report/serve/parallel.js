@@ -1,7 +1,7 @@
 // Parallel coordinates: a line a run through the settings that differ, to its final loss.
 
 import { element, nameOf, short, tipLine } from "./api.js";
-import { colourOf, placeTip, sized, theme } from "./charts.js";
+import { colourOf, onSize, placeTip, sized, theme } from "./charts.js";
 
 const TOP = 30, BOTTOM = 22, NEAR = 14, MOST_WORDS = 18, AXIS_PX = 118;
 
@@ -41,6 +41,11 @@ export class Parallel {
     host.addEventListener("pointerleave", () => this.#show(null));
     host.addEventListener("click", () => { if (this.near) onOpen(this.near.id); });
     this.runs = [];
+    this.width = 0;
+    onSize(host, (width, height) => {
+      [this.width, this.height] = [width, height];
+      this.draw();
+    });
   }
 
   // runs: id, slot (undefined: not in the charts), values of the axes in order. titles: of the axes.
@@ -53,8 +58,8 @@ export class Parallel {
   }
 
   draw() {
-    if (!this.runs.length) return;
-    const { pen, width, height } = sized(this.canvas);
+    if (!this.runs.length || !this.width) return;
+    const { width, height } = this, pen = sized(this.canvas, width, height);
     const side = Math.min(70, width * 0.12), last = this.axes.length - 1;
     this.px = (k) => side + k / Math.max(1, last) * (width - 2 * side);
     this.py = (share) => height - BOTTOM - share * (height - TOP - BOTTOM);
@@ -140,6 +145,6 @@ export class Parallel {
       return row;
     });
     this.tip.replaceChildren(line.slot === undefined ? nameOf(line.id) : tipLine(line.slot, line.id, ""), ...values);
-    placeTip(this.tip, x, this.canvas.clientWidth);
+    placeTip(this.tip, x, this.width);
   }
 }

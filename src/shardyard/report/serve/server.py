@@ -39,7 +39,7 @@ from shardyard.rundir.jsonl import json_value
 from shardyard.rundir.layout import RunDir
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_MOST_RUNS = 1000
+_MOST_RUNS, _MOST_METRICS = 1000, 30
 _QUIET_S = 0.3
 """Time without a request after which speeds of runs are measured."""
 _HTML = "text/html; charset=utf-8"
@@ -87,7 +87,10 @@ class Pages:
             return self._page_of_a_run(path), _HTML
         match path:
             case "/api/runs":
-                content: Any = [vars(row) for row in self.index.rows()]
+                content: Any = [
+                    {**vars(row), "refined": self._curves.refinements(row.id)}
+                    for row in self.index.rows()
+                ]
             case "/api/settings":
                 runs = [self._run(row.id) for row in self.index.rows()[:_MOST_RUNS]]
                 content = self._settings.differing(runs)
@@ -107,16 +110,26 @@ class Pages:
         return json.dumps(json_value(content), allow_nan=False).encode(), "application/json"
 
     def _read_curves(self, query: Mapping[str, list[str]]) -> dict[str, Any]:
-        y, x = query.get("y", ["loss"])[0], query.get("x", ["step"])[0]
-        if not can_draw(y, x):
+        ys, x = query.get("y", ["loss"]), query.get("x", ["step"])[0]
+        if len(ys) > _MOST_METRICS or not all(can_draw(y, x) for y in ys):
             raise HttpError(400, "x and y name no number of a step")
-        sharing = min(_number(query, "of") or 0, _MOST_RUNS)
-        curves = self._curves.read(self._runs(query), y=y, x=x, sharing=sharing)
+        sharing, runs = min(_number(query, "of") or 0, _MOST_RUNS), self._runs(query)
+        curves = {y: self._curves.read(runs, y=y, x=x, sharing=sharing) for y in ys}
         empty: dict[str, list[Any]] = {"x": [], "y": []}  # shorter than a gap at each step
         return {
-            run_id: curve if any(value is not None for value in curve["y"]) else empty
-            for run_id, curve in curves.items()
+            "metrics": self._curves.keys(runs, sharing=sharing),
+            "curves": {
+                y: {
+                    run_id: curve if any(value is not None for value in curve["y"]) else empty
+                    for run_id, curve in of_runs.items()
+                }
+                for y, of_runs in curves.items()
+            },
         }
+
+    def refine(self) -> bool:
+        """Read more of a run than a request had time for; return whether there was one."""
+        return self._curves.refine() or self.index.measure_speed()
 
     def _pages(self, run: RunDir) -> list[dict[str, str]]:
         return [
@@ -170,6 +183,9 @@ class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
+    # head and content in one packet: the second of two would wait 40 ms for an acknowledgement
+    wbufsize = 2**16
+    disable_nagle_algorithm = True
     server: "Server"
 
     def do_GET(self) -> None:
@@ -254,7 +270,7 @@ class Server(ThreadingHTTPServer):
             ) from error
         self.name = f"[{host}]" if ":" in host else host
         """Host as a browser writes it."""
-        threading.Thread(target=self._measure_speeds, daemon=True).start()
+        threading.Thread(target=self._refine, daemon=True).start()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -268,9 +284,9 @@ class Server(ThreadingHTTPServer):
                 self._requests -= 1
                 self._last_request_s = time.monotonic()
 
-    def _measure_speeds(self) -> None:
+    def _refine(self) -> None:
         while not self._is_closed.is_set():
-            if not (self._is_quiet() and self.pages.index.measure_speed()):
+            if not (self._is_quiet() and self.pages.refine()):
                 self._is_closed.wait(_QUIET_S)
 
     def _is_quiet(self) -> bool:

@@ -2,7 +2,7 @@
 
 import { ago, byId, element, mark, nameOf, short } from "./api.js";
 
-const PAGE = 300;
+const FIRST = 40, PAGE = 300;
 export const COLUMNS = [
   { key: "id", title: "Run" },
   { key: "state", title: "State" },
@@ -56,9 +56,15 @@ export class Table {
     this.on = on;
     this.valueOf = valueOf;
     this.lines = new Map();
-    this.most = PAGE;
+    this.most = FIRST;  // until the first charts are drawn
     this.shape = "";
     byId("more").addEventListener("click", () => { this.most += PAGE; this.update(...this.last); });
+  }
+
+  showFirstPage() {
+    if (this.most !== FIRST) return;
+    this.most = PAGE;
+    this.update(...this.last);
   }
 
   // rows: in their order. columns: names of settings. chosen: id -> slot.
