@@ -17,13 +17,14 @@ Folders of runs are written, and a server of its own process is started and aske
 | list | the same to the first rows of the table | - |
 
 The pages of files are in the cache of the system, as after a first look at the folder. Medians of
-the rounds. With ``--pages-of`` only the pages of several checkouts are measured, in turns. Writes
-one JSON file.
+the rounds. With ``--pages-of`` only the pages of several checkouts are measured, in turns; under
+``chrt -r 1`` where others use the machine, too. Writes one JSON file.
 """
 
 import argparse
 import http.client
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -177,7 +178,9 @@ def compare_pages(pythons: list[Path], *, runs: int, rounds: int, out: Path | No
         for name, page in pages_of.items():
             words = ", ".join(f"{key} {page[key]:.0f}" for key in page if key != "rounds")
             print(f"{commit[:8]}, {name}: {words}")
-    write_result("serve-pages", {"runs": runs, "commits": commits}, out)
+    realtime = os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
+    content = {"runs": runs, "is_realtime": realtime, "commits": commits}
+    write_result("serve-pages", content, out)
     return 0
 
 
@@ -187,7 +190,7 @@ def _commit_of(python: Path) -> str:
     package = subprocess.check_output([python, "-c", where], text=True).strip()
     state = git_state(Path(package))
     assert state is not None
-    return state["commit"] + (" with changes" if state["is_dirty"] else "")
+    return f"{state['commit']}{' with changes' if state['is_dirty'] else ''}"
 
 
 def measure_page(folder: Path, names: list[str], *, rounds: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardyard.control.analysis import Comparison, Scaling, compare, study
     from shardyard.control.api import Job, Result, Run, launch, runs
     from shardyard.control.plan import Prediction
     from shardyard.control.plan import predict as plan
@@ -28,15 +29,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "Job",
     "Loaded",
     "Mesh",
     "Prediction",
     "Result",
     "Run",
+    "Scaling",
     "accumulate",
     "build_mesh",
     "clip_gradients",
+    "compare",
     "evaluate",
     "export",
     "fill_weights",
@@ -49,18 +53,23 @@ __all__ = [
     "runs",
     "save_checkpoint",
     "steps",
+    "study",
     "wrap",
 ]
 
 _CONTROL = {
+    "Comparison": "analysis:Comparison",
     "Job": "api:Job",
     "Prediction": "plan:Prediction",
     "Result": "api:Result",
     "Run": "api:Run",
+    "Scaling": "analysis:Scaling",
+    "compare": "analysis:compare",
     "launch": "api:launch",
     "plan": "plan:predict",
     "resolve": "request:resolve_recipe",
     "runs": "api:runs",
+    "study": "analysis:study",
 }
 """Name -> module:name in shardyard/control; all others are of shardyard/library, with torch."""
 
@@ -73,3 +82,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("shardyard.library"), name)
     module, _, there = _CONTROL[name].partition(":")
     return getattr(import_module(f"shardyard.control.{module}"), there)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, which completion shows before their first use."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

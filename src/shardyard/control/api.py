@@ -11,21 +11,34 @@ from typing import Any, overload
 
 from shardyard.config.load import Source
 from shardyard.config.resolved import RollbackTarget
+from shardyard.control.aux_jobs import SideTerms
+from shardyard.control.export import export_run
 from shardyard.control.job import LaunchedJob, job_of, reject_bench, wait_until
 from shardyard.control.launch import check_proposal, proposal_of, resume_proposal, submitted
+from shardyard.control.run_location import locate_run
 from shardyard.control.runs import ListedRun, list_runs
 from shardyard.control.scale import scale
 from shardyard.control.submission import Launchers, Proposal, describe, launcher_named
 from shardyard.control.suggestions import levers_of_run
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import RequestError, ShardyardError, StorageError
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.log_markers import parse
 from shardyard.log import info, warn
+from shardyard.report.notebook import (
+    MetricsTable,
+    NotebookCurve,
+    cell,
+    chart_html,
+    facts_html,
+    table_html,
+)
+from shardyard.report.page import tiles
 from shardyard.report.summary import Summary
 from shardyard.report.write import write_report
 from shardyard.rundir.jsonl import read_evaluations, read_steps
-from shardyard.rundir.state import resume_words
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.state import read_state, resume_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +56,25 @@ class Result:
     summary: Summary
     """The report's numbers."""
 
+    def __repr__(self) -> str:
+        return f"<Result of {self.summary.sentence()}>"
+
+    def _repr_html_(self) -> str:
+        chart = _loss_chart(RunDir(self.run_dir))
+        facts = facts_html(f"Result of {self.summary.run_id}", tiles(self.summary))
+        return f"{facts}{chart}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job(LaunchedJob):
     """Newest job of a run, a training or a side job, and its launcher."""
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} of run {self.run_id} on {self.on}>"
+
+    def _repr_html_(self) -> str:
+        facts = [("job", self.id, f"on {self.on}"), ("state", read_state(self.run_dir).state, "")]
+        return facts_html(f"Job of run {self.run_id}", facts) + _loss_chart(self.run_dir)
 
     def wait(self, timeout_s: float = math.inf) -> JobStatus:
         """Wait until the job is over, or so many seconds.
@@ -67,10 +95,10 @@ class Job(LaunchedJob):
             if parse(line.text, nonce=self.nonce) is None:
                 yield line.text if node is not None else f"{line.source} | {line.text}"
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> MetricsTable:
         """A line for each step done so far, as metrics.jsonl has it; lost steps are left out."""
         self.fetch()
-        return read_steps(self.run_dir.metrics)
+        return MetricsTable(read_steps(self.run_dir.metrics))
 
     def evaluations(self) -> list[dict[str, Any]]:
         """A line for each evaluation so far: step, epoch, and ``eval`` with its metrics."""
@@ -245,6 +273,57 @@ class Run(ListedRun):
 
     launchers: Launchers | None = None
 
+    def __repr__(self) -> str:
+        step = "" if self.state.step is None else f", step {self.state.step:,}"
+        return f"<Run {self.id}: {self.state.state}{step}>"
+
+    def _repr_html_(self) -> str:
+        return RunList([self])._repr_html_() + _loss_chart(self.run_dir)
+
+    @property
+    def id(self) -> str:
+        """Its id, which every verb of the command line takes."""
+        return self.run_dir.run_id
+
+    def metrics(self) -> MetricsTable:
+        """A line for each step done so far; lost steps are left out."""
+        return MetricsTable(read_steps(self.run_dir.metrics))
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """A line for each evaluation so far: step, epoch, and ``eval`` with its metrics."""
+        return read_evaluations(self.run_dir.metrics)
+
+    def report(self) -> Path:
+        """Write the report and return its page."""
+        write_report(self.run_dir, suggest=levers_of_run)
+        return self.run_dir.report_html
+
+    def export(
+        self,
+        to: str | Path,
+        *,
+        step: str | int = "latest",
+        dtype: str | None = None,
+        merged: bool = False,
+    ) -> dict[str, Any] | None:
+        """Write a checkpoint as a Hugging Face folder, as `shardyard export` does, unasked.
+
+        Args:
+            to: A folder, or a location in S3.
+            step: Checkpoint to export: a step, ``latest`` or ``best``.
+            dtype: float32, bfloat16 or float16; None: as saved.
+            merged: Of a LoRA run: merge the adapters into the weights.
+
+        Returns:
+            What was written.
+
+        Raises:
+            ShardyardError: The export's own.
+        """  # fmt: skip
+        wanted = {"step": str(step), "dtype": dtype, "merged": merged}
+        terms = SideTerms(agree=lambda _: None)
+        return export_run(locate_run(self.run_dir, self.launchers), str(to), wanted, terms)
+
     @property
     def job(self) -> Job | None:
         """Its newest job; None: it was not launched.
@@ -263,9 +342,36 @@ class Run(ListedRun):
         )
 
 
+class RunList(list[Run]):
+    """Runs of a folder."""
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self))}]"
+
+    def _repr_html_(self) -> str:
+        heads = ("run", "state", "step", "loss", "tokens/s", "job")
+        rows = [
+            [run.id, run.state.state, cell(run.state.step), cell(run.state.loss),
+             cell(run.state.tokens_per_s), run.job_state or ""]
+            for run in reversed(self)
+        ]  # fmt: skip
+        return table_html(heads, rows)
+
+
+def _loss_chart(run_dir: RunDir) -> str:
+    """Return the chart of the training loss of a run; empty: it has no step yet."""
+    try:
+        lines = read_steps(run_dir.metrics)
+    except (OSError, StorageError):  # a value is shown, and not what is wrong with a file
+        return ""
+    points = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
+    curve = NotebookCurve("loss", [float(x) for x, _ in points], [y for _, y in points])
+    return chart_html([curve], title="Training loss", x_title="step")
+
+
 def runs(
     runs_dir: str | Path = "runs", *, launchers: Launchers | None = None, within_s: float = 1.0
-) -> list[Run]:
+) -> RunList:
     """The runs in a folder, the most recently changed last.
 
     Args:
@@ -273,7 +379,7 @@ def runs(
         launchers: Name -> launcher, in place of all that there are.
         within_s: How long launchers are asked for the states of jobs.
     """
-    return [
+    return RunList(
         Run(
             run_dir=listed.run_dir,
             state=listed.state,
@@ -282,4 +388,4 @@ def runs(
             launchers=launchers,
         )
         for listed in list_runs(Path(runs_dir), launchers=launchers, within_s=within_s)
-    ]
+    )

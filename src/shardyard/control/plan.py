@@ -24,10 +24,17 @@ from shardyard.planner.calibration import Calibration, combined, read_calibratio
 from shardyard.planner.dispatch import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.dry_run import DryRun, OnPhase, dry_run
 from shardyard.planner.effective_time import RecoverySettings
-from shardyard.planner.format import settings_of
+from shardyard.planner.format import candidate_name, fitting_words, headline, settings_of
 from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes, quote_clusters
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.layouts import Candidate, Relief, Search, nodes_that_fit, search
+from shardyard.planner.layouts import (
+    Candidate,
+    Relief,
+    Search,
+    nodes_that_fit,
+    search,
+    speed_reason,
+)
 from shardyard.planner.plan import (
     Plan,
     layout_name,
@@ -38,6 +45,8 @@ from shardyard.planner.plan_diff import Advice
 from shardyard.planner.ranks import RankPlacement
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
+from shardyard.report.notebook import facts_html, table_html
+from shardyard.units import format_bytes, format_count
 
 ANY_INSTANCE = "p5.48xlarge"
 """Settles what `auto` depends on until --offers has looked at all instance types."""
@@ -77,6 +86,23 @@ class Prediction:
         if self.cluster is None or self.search is None or self.search.fits:
             return None
         return nodes_that_fit(self.workload, self.cluster, reliefs=self.reliefs)
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self.plan.line().removeprefix('plan: ')}>"
+
+    def _repr_html_(self) -> str:
+        plan = self.plan
+        lead = plan.line().removeprefix("plan: ")
+        html = facts_html(f"Plan of {plan.model}", headline(plan), lead=lead)
+        if self.search is None or not self.search.best:
+            return html
+        heads = ("layout", f"{plan.units}/s", "memory", "reason")
+        rows = [
+            (candidate_name(each), format_count(each.tokens_per_s),
+             format_bytes(each.device_bytes), speed_reason(each))
+            for each in self.search.best
+        ]  # fmt: skip
+        return html + table_html(heads, rows, note=fitting_words(self.search))
 
     def to_json(self) -> dict[str, Any]:
         """Return the content that `shardyard plan --json` prints."""

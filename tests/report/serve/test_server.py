@@ -65,7 +65,8 @@ def test_list_curves_and_events(server: Server) -> None:
     found = content(server, "/api/curves?run=a&run=b&y=eval_loss&y=loss&y=mfu&x=step")
     assert found["metrics"] == ["loss", "tokens", "samples", "step_time_s", "tokens_per_s"]
     assert set(found["curves"]) == {"eval_loss", "loss", "mfu"}
-    curves, nothing = found["curves"]["eval_loss"], {"x": [], "y": []}
+    curves = found["curves"]["eval_loss"]
+    nothing: dict[str, list[Any]] = {"x": [], "y": []}
     assert curves["a"]["x"] == [100, 200, 300] and curves["b"] == nothing
     assert found["curves"]["mfu"] == {"a": nothing, "b": nothing}
     assert len(content(server, "/api/curves?run=a")["curves"]["loss"]["a"]["x"]) == 300

@@ -144,7 +144,7 @@ export class Chart {
     this.canvas.addEventListener("keydown", (event) => this.#onKey(event, onCursor));
   }
 
-  // series: id, slot, x, y of each run, without runs that have no value. isExpected: values of the
+  // series: id, label, slot, x, y of each run, without runs that have no value. isExpected: values of the
   // metric exist, and are read once the chart is near.
   update(series, view, isExpected) {
     this.series = series;
@@ -311,7 +311,7 @@ export class Chart {
 
   #showTip(found, place) {
     const isSmooth = this.spec.isSmoothed && this.view.smoothing > 0;
-    const lines = found.slice(0, MOST_IN_TIP).map((each) => tipLine(each.slot, each.id,
+    const lines = found.slice(0, MOST_IN_TIP).map((each) => tipLine(each.slot, each.label,
       this.text(each.value) + (isSmooth ? ` (${this.text(each.smooth)})` : "")));
     const nearby = found[0].at;
     const head = `${this.view.xTitle}: ${short(nearby, 6)} · ${this.frame.unit}`;
@@ -336,7 +336,7 @@ export class Chart {
   #words() {
     const last = this.lines.slice(0, 6).map((line) => {
       const value = line.y.findLast((each) => each !== null);
-      return value === undefined ? null : `${line.id} ${this.text(value)}`;
+      return value === undefined ? null : `${line.label} ${this.text(value)}`;
     }).filter(Boolean);
     return `${this.spec.title} in ${this.frame.unit} over ${this.view.xTitle}, `
       + `${this.lines.length} runs. Latest: ${last.join(", ")}. Arrow keys read values.`;

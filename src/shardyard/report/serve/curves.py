@@ -41,7 +41,8 @@ from shardyard.rundir.counted_lines import Start, counted_backwards, start_of
 from shardyard.rundir.jsonl import METRIC_KEYS, read_begins
 from shardyard.rundir.layout import RunDir
 
-_Key, _Value = TypeVar("_Key"), TypeVar("_Value")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 Begins = tuple[tuple[Start, int], ...]
 
 KEYS = tuple(key for key in METRIC_KEYS if key not in ("step", "attempt", "generation", "phase"))

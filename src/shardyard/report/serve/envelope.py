@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from shardyard.io.files import open_plain
 from shardyard.report.serve.sampling import Line, step_or_evaluation
@@ -145,7 +145,9 @@ class Envelope:
 
     def _add(self, line: Line) -> None:
         get, place = line.get, place_of(line)
-        values = {key: value for key in self._keys if is_number(value := get(key))}
+        values: dict[str, float] = {
+            key: value for key in self._keys if is_number(value := get(key))
+        }
         if not self._stretches or self._stretches[-1].count >= self._steps_each:
             if len(self._stretches) == self._most:
                 self._merge()
@@ -186,7 +188,7 @@ class Envelope:
             yield place, values.get(key)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number that JSON has."""
     kind = type(value)
     return kind is int or (kind is float and math.isfinite(value))

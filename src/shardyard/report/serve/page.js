@@ -1,14 +1,14 @@
 // The page of `shardyard serve`: charts of the chosen runs, a list of all, and one run in detail.
 // The view is in the address (#...), so that it can be shared as a link.
 
-import { askAgain, askOnce, byId, count, element, mark, nameOf } from "./api.js";
+import { askAgain, askOnce, byId, count, element, fill, mark, nameOf } from "./api.js";
 import { Chart, forgetTheme } from "./charts.js";
 import { Parallel } from "./parallel.js";
 import { RunPanel } from "./run.js";
-import { filtered, sorted, Table } from "./table.js";
+import { filtered, sorted, Table, textOf } from "./table.js";
 
 const EVERY_MS = 2000, AGES_EVERY_MS = 20000;
-const FIRST_RUNS = 5, MOST_CHARTED = 200, AT_ONCE = 100, FIRST_COLUMNS = 6, MOST_AXES = 8;
+const FIRST_RUNS = 5, MOST_CHARTED = 200, AT_ONCE = 100, FIRST_COLUMNS = 6, MOST_AXES = 8, MOST_COMPARED = 12;
 
 const bytes = (most) => (most >= 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"]);
 const percent = () => [0.01, "%"];
@@ -30,7 +30,7 @@ const METRICS = [
 ];
 const X_TITLES = { step: "step", hours: "time since the start, h", tokens: "tokens", samples: "samples", epoch: "epochs" };
 
-const view = { x: "step", smoothing: 0, logs: new Set(), filter: "", sort: "", open: null, columns: null };
+const view = { x: "step", smoothing: 0, logs: new Set(), filter: "", sort: "", open: null, columns: null, label: "" };
 const chosen = new Map();  // id -> slot of a colour
 const empty = () => new Map(METRICS.map(({ key }) => [key, new Map()]));
 let data = empty();  // metric -> id -> curve
@@ -49,6 +49,7 @@ function readHash() {
   view.filter = found.get("filter") ?? "";
   view.sort = found.get("sort") ?? "";
   view.open = found.get("open");
+  view.label = found.get("label") ?? "";
   view.columns = found.has("column") ? new Set(found.getAll("column").filter(Boolean)) : null;
   byId("x").value = view.x;
   byId("smooth").value = view.smoothing;
@@ -71,6 +72,7 @@ function writeHash() {
   if (view.filter) found.set("filter", view.filter);
   if (view.sort) found.set("sort", view.sort);
   if (view.open !== null) found.set("open", view.open);
+  if (view.label) found.set("label", view.label);
   if (view.columns) for (const name of view.columns.size ? view.columns : [""]) found.append("column", name);
   history.replaceState(null, "", `#${found}`);
 }
@@ -90,11 +92,17 @@ function addRun(id) {
   chosen.set(id, slot);
 }
 
+// A run in legends: its id, or its value of a setting.
+function labelOf(id) {
+  const index = settingIndex.get(view.label), values = settings.runs[id];
+  return index === undefined || !values ? id : `${view.label.split(".").pop()} ${textOf(values[index]) || "not set"}`;
+}
+
 function drawChart(chart) {
   const { key } = chart.spec, curves = data.get(key), series = [];
   for (const [id, slot] of chosen) {
     const curve = curves.get(id);
-    if (curve?.y.length) series.push({ id, slot, ...curve });
+    if (curve?.y.length) series.push({ id, label: labelOf(id), slot, ...curve });
   }
   const isExpected = expected.has(key) && [...chosen.keys()].some((id) => !loaded.get(key).has(id));
   chart.update(series, { xTitle: X_TITLES[view.x], smoothing: view.smoothing, strong,
@@ -125,7 +133,8 @@ function drawLegend() {
   byId("legend").replaceChildren(...[...chosen].map(([id, slot]) => {
     const button = element("button");
     button.type = "button";
-    button.append(mark(slot), nameOf(id), element("span", "×"));
+    button.append(mark(slot), nameOf(labelOf(id)), element("span", "×"));
+    button.title = id;
     button.setAttribute("aria-label", `Remove ${id} from the charts`);
     const emphasise = (which) => () => { strong = which; drawCharts(); };
     button.addEventListener("pointerenter", emphasise(id));
@@ -133,6 +142,9 @@ function drawLegend() {
     button.addEventListener("click", () => { strong = null; choose([id], false); });
     return button;
   }));
+  const compared = chosen.size > 1 && chosen.size <= MOST_COMPARED, save = byId("save");
+  save.hidden = !compared;
+  if (compared) save.href = `/comparison?${new URLSearchParams([...chosen.keys()].map((id) => ["run", id]))}`;
   byId("nothing").hidden = chosen.size > 0 || !hasBegun;
 }
 
@@ -239,7 +251,23 @@ function drawList() {
   const running = rows.filter((row) => row.state === "running").length;
   byId("summary").textContent = `${count(rows.length, "run")}, ${running} running`;
   drawColumnBoxes(names, columns);
+  drawLabelChoice(names);
   drawSweep(shown, columns);
+}
+
+function drawLabelChoice(names) {
+  const values = ["", ...names], signature = values.join("\n");
+  if (drawLabelChoice.signature === signature) return;
+  drawLabelChoice.signature = signature;
+  fill(byId("label"), values, (name) => name || "run id");
+  byId("label").value = values.includes(view.label) ? view.label : "";
+  byId("label").parentElement.hidden = !names.length;
+  if (view.label) redrawLabels();
+}
+
+function redrawLabels() {
+  drawLegend();
+  drawCharts();
 }
 
 function drawColumnBoxes(names, columns) {
@@ -362,6 +390,11 @@ byId("smooth").addEventListener("input", () => {
   byId("smooth-value").value = view.smoothing;
   writeHash();
   drawCharts();
+});
+byId("label").addEventListener("change", () => {
+  view.label = byId("label").value;
+  writeHash();
+  redrawLabels();
 });
 byId("filter").addEventListener("input", () => {
   view.filter = byId("filter").value;

@@ -1,6 +1,6 @@
 // One run: links to its pages, its events, and the end of its logs.
 
-import { ask, askAgain, byId, count, element, fill } from "./api.js";
+import { ask, askAgain, askOnce, byId, count, element, fill } from "./api.js";
 
 const SHOWN = 200;
 
@@ -21,7 +21,7 @@ export class RunPanel {
     if (id === null) return;
     byId("run-title").textContent = id;
     for (const name of ["log-attempt", "log-rank", "event-kind"]) byId(name).replaceChildren();
-    for (const name of ["events", "log", "run-pages", "events-more"]) byId(name).replaceChildren();
+    for (const name of ["events", "log", "run-pages", "run-findings", "events-more"]) byId(name).replaceChildren();
     if (isMoving) {
       byId("run-title").focus({ preventScroll: true });
       byId("run").scrollIntoView({ block: "start" });
@@ -42,6 +42,13 @@ export class RunPanel {
       this.#drawEvents();
     }
     await this.#readLog(null, read);
+    if (isNew) await this.#readFindings(id);
+  }
+
+  // What the report says about waits and memory: it takes all steps of the run.
+  async #readFindings(id) {
+    const found = await askOnce(`/api/findings?${new URLSearchParams({ run: id })}`);
+    if (this.id === id) byId("run-findings").replaceChildren(...found.map((text) => element("li", text)));
   }
 
   #drawPages(pages) {

@@ -19,12 +19,15 @@ from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
 from socketserver import TCPServer
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.sanitize import sanitize
+from shardyard.report.compare.page import write_comparison
 from shardyard.report.html import CSS
+from shardyard.report.run_data import read_run
 from shardyard.report.serve.curves import Curves, can_draw
 from shardyard.report.serve.details import (
     PAGES,
@@ -35,6 +38,7 @@ from shardyard.report.serve.details import (
     read_page,
 )
 from shardyard.report.serve.index import Index
+from shardyard.report.summary import summarize
 from shardyard.rundir.jsonl import json_value
 from shardyard.rundir.layout import RunDir
 
@@ -54,6 +58,8 @@ _PARTS = {
 }
 RUN_PAGES = "/runs/"
 """Begins the addresses of pages in folders of runs."""
+COMPARISON, MOST_COMPARED = "/comparison", 12
+"""Address of the page that compares runs, and the most runs on it."""
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
 _POLICY_OF_A_RUNS_PAGE = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -85,6 +91,8 @@ class Pages:
             return _part(name), kind
         if path.startswith(RUN_PAGES):
             return self._page_of_a_run(path), _HTML
+        if path == COMPARISON:
+            return self._comparison(self._runs(query)), _HTML
         match path:
             case "/api/runs":
                 content: Any = [
@@ -100,6 +108,8 @@ class Pages:
                 return json.dumps(curves, allow_nan=False).encode(), "application/json"
             case "/api/events":
                 content = read_events(self._runs(query)[0])
+            case "/api/findings":
+                content = summarize(read_run(self._runs(query)[0])).findings
             case "/api/log":
                 run = self._runs(query)[0]
                 content = read_log(run, _number(query, "attempt"), _number(query, "rank"))
@@ -145,6 +155,18 @@ class Pages:
         if content is None:
             raise HttpError(404, "the run has no such page")
         return content
+
+    def _comparison(self, runs: list[RunDir]) -> bytes:
+        """Return the page of `shardyard compare`, which needs no other file."""
+        if not 2 <= len(runs) <= MOST_COMPARED:
+            raise HttpError(400, f"name 2 to {MOST_COMPARED} runs")
+        with TemporaryDirectory() as folder:
+            page = Path(folder) / "page.html"
+            try:
+                write_comparison([[run] for run in runs], page, target={})
+            except RequestError as error:
+                raise HttpError(400, sanitize(str(error))) from error
+            return page.read_bytes()
 
     def _runs(self, query: Mapping[str, list[str]]) -> list[RunDir]:
         ids = query.get("run", [])
@@ -204,8 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
             text = sanitize(str(error)).encode(errors="replace")
             self._send(500, text, "text/plain; charset=utf-8")
             return
-        is_of_a_run = url.path.startswith(RUN_PAGES)
-        self._send(200, body, kind, policy=_POLICY_OF_A_RUNS_PAGE if is_of_a_run else _POLICY)
+        is_written = url.path.startswith(RUN_PAGES) or url.path == COMPARISON
+        self._send(200, body, kind, policy=_POLICY_OF_A_RUNS_PAGE if is_written else _POLICY)
 
     def _is_for_us(self) -> bool:
         """Whether the name is ours: one that an attacker's name server points here is not."""
