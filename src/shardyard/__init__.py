@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardyard.control.analysis import Comparison, Scaling, compare, study
+    from shardyard.control.analysis import ComparedRuns, Scaling, compare, study
     from shardyard.control.api import Job, Result, Run, launch, runs
     from shardyard.control.plan import Prediction
     from shardyard.control.plan import predict as plan
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Comparison",
+    "ComparedRuns",
     "Job",
     "Loaded",
     "Mesh",
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 _CONTROL = {
-    "Comparison": "analysis:Comparison",
+    "ComparedRuns": "analysis:ComparedRuns",
     "Job": "api:Job",
     "Prediction": "plan:Prediction",
     "Result": "api:Result",

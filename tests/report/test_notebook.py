@@ -110,7 +110,7 @@ def test_runs_are_compared_by_object_path_and_id() -> None:
     assert [row["run"] for row in rows] == ["plain", "lost", "resumed"]
     assert [row["run.steps"] for row in rows] == ["24", "40", "400 -> 40"]
     assert found.best == min(rows, key=lambda row: row["eval_loss"])["run"]
-    assert repr(found) == "<Comparison of plain, lost, resumed>"
+    assert repr(found) == "<ComparedRuns of plain, lost, resumed>"
     html = found._repr_html_()
     assert html.count("<svg") == 2 and html.count("<polyline") == 6 and Tags(html).names
 

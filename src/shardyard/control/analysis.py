@@ -26,7 +26,7 @@ _MOST_FIRST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparedRuns:
     """Runs side by side: their results, and the settings that differ."""
 
     details: RunComparison
@@ -51,7 +51,7 @@ class Comparison:
         return str(min(known, key=lambda row: row[key] or 0.0)["run"])
 
     def __repr__(self) -> str:
-        return f"<Comparison of {', '.join(run.id for run in self.details.runs)}>"
+        return f"<ComparedRuns of {', '.join(run.id for run in self.details.runs)}>"
 
     def _repr_html_(self) -> str:
         charts = ""
@@ -91,7 +91,7 @@ def compare(
     target: Mapping[str, float] | None = None,
     page: str | Path | None = None,
     runs_dir: str | Path = "runs",
-) -> Comparison:
+) -> ComparedRuns:
     """Compare runs, as `shardyard compare` does.
 
     Args:
@@ -111,9 +111,9 @@ def compare(
         found.append([_run_dir(each, Path(runs_dir)) for each in side])
     wanted = dict(target or {})
     if page is not None:
-        return Comparison(details=write_comparison(found, Path(page), target=wanted))
+        return ComparedRuns(details=write_comparison(found, Path(page), target=wanted))
     records = [[read_run(run) for run in side] for side in found]
-    return Comparison(details=compare_records(records, target=wanted))
+    return ComparedRuns(details=compare_records(records, target=wanted))
 
 
 def _run_dir(run: Any, runs_dir: Path) -> RunDir:

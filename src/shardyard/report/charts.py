@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from shardyard.report.against_plan import memory_attempt, memory_by_rank
+from shardyard.report.html import esc
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.rundir.telemetry import (
     DEVICE_FIELDS,
@@ -121,20 +122,41 @@ def panels(record: RunRecord) -> dict[str, str]:
     return drawn
 
 
+_LEAST_IN_GIST = 3
+"""Points of a line whose values are told to those who do not see it."""
+
+
 def draw(
     name: str, paint: Callable[[Axes], object], *, size_inches: tuple[float, float] = (5.0, 2.75)
 ) -> str:
     """Let ``paint`` draw into one panel and return it as an ``<svg>`` whose ids begin with name."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size_inches, layout="constrained")
-        paint(figure.add_subplot())
+        axes = figure.add_subplot()
+        paint(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return _for_page(buffer.getvalue(), name)
+    return _for_page(buffer.getvalue(), name, label=_gist(axes) or name)
 
 
-def _for_page(svg: str, name: str) -> str:
-    svg = svg[svg.index("<svg") :]
+def _gist(axes: Axes) -> str:
+    """Return the title and the values of each line, for readers who do not see the chart."""
+    titles = (axes.get_title(loc) for loc in ("left", "center", "right"))
+    parts = []
+    for line in axes.get_lines():
+        values = [float(y) for y in line.get_ydata() if math.isfinite(y)]
+        if len(values) < _LEAST_IN_GIST:  # a mark
+            continue
+        name = str(line.get_label())
+        parts.append(
+            f"{'' if name.startswith('_') else f'{name}: '}{values[0]:.3g} to {values[-1]:.3g}, "
+            f"lowest {min(values):.3g}, highest {max(values):.3g}"
+        )
+    return ". ".join(filter(None, (next(filter(None, titles), ""), "; ".join(parts[:6]))))
+
+
+def _for_page(svg: str, name: str, *, label: str) -> str:
+    svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{esc(label)}"', 1)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)

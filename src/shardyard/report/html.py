@@ -40,14 +40,13 @@ h2 { font-size: 17px; margin: 36px 0 10px; }
 p { margin: 6px 0; } .lead { max-width: 78ch; margin-top: 10px; }
 .muted, .note { color: var(--muted); } .note { font-size: 13px; max-width: 92ch; }
 header .eyebrow { color: var(--muted); font-size: 13px; margin-bottom: 2px; }
-.badge { display: inline-block; border-radius: 999px; padding: 2px 11px; font-size: 13px;
-  font-weight: 600; color: var(--card); background: var(--grey); vertical-align: 3px;
-  white-space: nowrap; }
-.badge.finished { background: var(--green); } .badge.failed { background: var(--red); }
-.badge.running { background: var(--blue); } .badge.drained { background: var(--orange); }
-.badge.draining { background: var(--orange); } .badge.lost { background: var(--red); }
-.badge.fits { background: var(--green); } .badge.tight { background: var(--orange); }
-.badge.does-not-fit { background: var(--red); }
+.badge { display: inline-block; border-radius: 999px; padding: 1px 11px; font-size: 13px;
+  font-weight: 600; --own: var(--grey); border: 1px solid var(--own); vertical-align: 3px;
+  background: color-mix(in srgb, var(--own) 20%, var(--card)); white-space: nowrap; }
+.badge:is(.finished, .fits) { --own: var(--green); } .badge.running { --own: var(--blue); }
+.badge:is(.drained, .draining, .tight) { --own: var(--orange); }
+.badge:is(.failed, .lost, .does-not-fit) { --own: var(--red); }
+:focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 10px;
   margin-top: 18px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
@@ -115,6 +114,9 @@ details { background: var(--card); border: 1px solid var(--line); border-radius:
 summary { cursor: pointer; font-weight: 600; } details > *:nth-child(2) { margin-top: 10px; }
 .card + details { margin-top: 10px; }
 footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
+@media (max-width: 560px) { .scroll table:not(.folds, #table) tr > :first-child {
+  position: sticky; left: 0; background: var(--card); max-width: 42vw; white-space: normal;
+  overflow-wrap: break-word; } }
 @media (max-width: 560px) { main { padding: 18px 12px 40px; } h1 { font-size: 19px; }
   .tiles { grid-template-columns: 1fr 1fr; } .tile .value { font-size: 18px; }
   figure { padding: 8px 6px 4px; } .card, details { padding: 12px; }
@@ -184,9 +186,10 @@ def render_table(
     kinds[0] = "n" if kinds[0] == "n" else "k"
     if not heads[-1]:
         kinds[-1] = "t"
+    names = [text.removeprefix("#") for text in heads]
     head = "".join(
-        f'<th class="{kind}">{esc(text.removeprefix("#"))}</th>'
-        for kind, text in zip(kinds, heads, strict=True)
+        f'<th class="{kind}">{esc(name)}</th>' if name else f'<td class="{kind}"></td>'
+        for kind, name in zip(kinds, names, strict=True)
     )
     lines = list(rows)
     starts = ["<tr>"] * (len(lines) - totals) + ['<tr class="total">'] * totals
@@ -198,7 +201,18 @@ def render_table(
     )
     top = f"<thead><tr>{head}</tr></thead>" if any(text.strip("#") for text in heads) else ""
     kind = ' class="folds"' if is_folding else ""
-    return f'<div class="scroll"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
+    table = f"<table{kind}>{top}<tbody>{body}</tbody></table>"
+    return scrolling(table, ", ".join(filter(None, names)))
+
+
+def scrolling(table: str, name: str) -> str:
+    """Return a table that scrolls inside itself, also by keys.
+
+    Args:
+        name: Name for screen readers.
+    """
+    label = esc(f"Table: {name}" if name else "Table")
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{table}</div>'
 
 
 def render_tiles(tiles: Iterable[tuple[str, str, str]], *, style: str = "") -> str:

@@ -10,7 +10,14 @@ from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
 from shardyard.report.attempts import attempts_table
 from shardyard.report.cost import RunCost
-from shardyard.report.html import esc, render_page, render_section, render_table, render_tiles
+from shardyard.report.html import (
+    esc,
+    render_page,
+    render_section,
+    render_table,
+    render_tiles,
+    scrolling,
+)
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
@@ -362,7 +369,8 @@ def _wall_time(summary: Summary) -> str:
     head = f'<th>phase</th>{extra}<th class="n">{last}</th><th class="n">share</th><th>what</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     words = f"<p>{esc(summary.effective_words())}</p>"
-    body = f'<div class="card">{"".join(bars)}{words}<div class="scroll">{table}</div></div>'
+    scrolled = scrolling(table, "phase, time, share")
+    body = f'<div class="card">{"".join(bars)}{words}{scrolled}</div>'
     return render_section("wall-time", "Where the time went", body)
 
 
@@ -447,7 +455,7 @@ def _profiles(record: RunRecord) -> str:
     for profile in record.profiles:
         rows = [tuple(map(esc, row)) for row in profile_rows(profile)]
         heads = [HEADS[0], *(f"#{head}" for head in HEADS[1:-1]), HEADS[-1]]
-        table = f'<div class="scroll">{render_table(heads, rows)}</div>'
+        table = render_table(heads, rows)
         traces = esc(f"profiles/{record.run.profile(profile.step).name}")
         body += (
             f'<div class="card"><p>{esc(profile_words(profile))}</p>{table}'

@@ -108,7 +108,7 @@ export class Chart {
     this.figure.dataset.metric = spec.key;
     this.log = element("button", "log");
     this.log.type = "button";
-    this.log.setAttribute("aria-label", `Logarithmic scale of ${spec.title}`);
+    this.log.setAttribute("aria-label", `log: logarithmic scale of ${spec.title}`);
     this.log.addEventListener("click", () => onLog(spec.key));
     const caption = element("figcaption", spec.title);
     caption.append(this.log);

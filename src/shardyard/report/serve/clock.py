@@ -9,7 +9,7 @@ from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 
 
-class Clock:
+class StepClock:
     """Time of each step of a run.
 
     Lines of steps carry no time. Events carry both, and steps between two events are taken

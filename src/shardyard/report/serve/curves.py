@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from shardyard.errors import StorageError
-from shardyard.report.serve.clock import Clock
+from shardyard.report.serve.clock import StepClock
 from shardyard.report.serve.envelope import (
     Envelope,
     OutOfOrderError,
@@ -115,7 +115,7 @@ class Curves:
         self._lock = threading.Lock()
         self._cache: dict[tuple[Path, int], tuple[tuple[int, int, int], _Lines]] = {}
         self._scans: dict[Path, Scan] = {}
-        self._clocks: dict[Path, tuple[int, Clock]] = {}
+        self._clocks: dict[Path, tuple[int, StepClock]] = {}
         self._envelopes: dict[tuple[Path, int], Envelope] = {}
         self._rough: dict[tuple[Path, int], None] = {}
         """Runs and most points of those of which only some lines are read."""
@@ -188,11 +188,11 @@ class Curves:
                 ys.append(short(value))
         return {"x": xs, "y": ys}
 
-    def _clock(self, run: RunDir) -> Clock:
+    def _clock(self, run: RunDir) -> StepClock:
         size = _size_of(run.events)
         kept = self._clocks.get(run.events)
         if kept is None or kept[0] != size:
-            kept = (size, Clock(run))
+            kept = (size, StepClock(run))
             with self._lock:
                 _keep(self._clocks, run.events, kept, most=self._max_cached)
         return kept[1]

@@ -135,7 +135,7 @@ function drawLegend() {
     button.type = "button";
     button.append(mark(slot), nameOf(labelOf(id)), element("span", "×"));
     button.title = id;
-    button.setAttribute("aria-label", `Remove ${id} from the charts`);
+    button.setAttribute("aria-label", `${labelOf(id)}×: remove ${id} from the charts`);
     const emphasise = (which) => () => { strong = which; drawCharts(); };
     button.addEventListener("pointerenter", emphasise(id));
     button.addEventListener("pointerleave", emphasise(null));

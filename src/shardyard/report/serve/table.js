@@ -99,8 +99,8 @@ export class Table {
     if (this.headSignature === signature) return;
     this.headSignature = signature;
     const focused = document.activeElement?.dataset?.column;
-    byId("heads").replaceChildren(...all.map(({ key, title, isNumber }) => {
-      const head = element("th", undefined, isNumber ? "n" : "");
+    byId("heads").replaceChildren(...all.map(({ key, title, isNumber, isSetting }) => {
+      const head = element("th", undefined, isNumber || isSetting ? "n" : "");
       head.scope = "col";
       const button = element("button", title + (key === name ? (direction === "ascending" ? " ↑" : " ↓") : ""));
       button.type = "button";
