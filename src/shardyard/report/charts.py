@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
@@ -144,7 +145,8 @@ def _gist(axes: Axes) -> str:
     titles = (axes.get_title(loc) for loc in ("left", "center", "right"))
     parts = []
     for line in axes.get_lines():
-        values = [float(y) for y in line.get_ydata() if math.isfinite(y)]
+        drawn: list[float] = np.asarray(line.get_ydata(), dtype=float).tolist()
+        values = [y for y in drawn if math.isfinite(y)]
         if len(values) < _LEAST_IN_GIST:  # a mark
             continue
         name = str(line.get_label())
