@@ -31,7 +31,7 @@ BASE_ROWS = [
         "network_interface",
         "foreign_variables",
     },
-    {"hardware", "io.digests", "families", "set_up", "given_file"},
+    {"hardware", "io.digests", "families", "set_up", "given_file", "own_code"},
     {"config"},
     {"rundir"},
     {"telemetry.health"},
@@ -299,9 +299,11 @@ FOUNDATION = {"errors", "io", "io.digests", "io.files", "io.polling", "io.saniti
 TRAINS = {"checkpoint", "config", "data", "families", "models", "parallel", "rundir"} | {
     "tasks", "train",
 }  # fmt: skip
+OWN_CODE = {"own_code", "command_lines"}
+"""The user's functions in a loss: where one fails, the message names its line."""
 REACHED = {
-    "train/loop.py": FOUNDATION | TRAINS | {"observe"},
-    "library/__init__.py": FOUNDATION | TRAINS | {"library", "file_faults"},
+    "train/loop.py": FOUNDATION | TRAINS | OWN_CODE | {"observe"},
+    "library/__init__.py": FOUNDATION | TRAINS | OWN_CODE | {"library", "file_faults"},
 }
 """Packages that a module imports, lazily too, and what these import. Add one only with a reason:
 whoever changes the module has to know them. Better, hand the module what it needs."""

@@ -34,6 +34,7 @@ PARTS = {
         "docs/tutorials/llama2-70b.md",
         "docs/tutorials/bert-on-aws-batch.md",
         "docs/tutorials/move-a-job.md",
+        "docs/tutorials/own-code.md",
     ),
     "How-to": (
         "docs/chat.md",

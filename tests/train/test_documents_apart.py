@@ -14,7 +14,11 @@ from shardyard.errors import RequestError
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.tasks.causal_lm import CausalLM
-from shardyard.train.custom_model import check_documents_separated, loss_of_documents
+from shardyard.train.custom_model import (
+    check_documents_separated,
+    logits_of_separate_documents,
+    loss_of_logits,
+)
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import make_run, prepare_corpus, train_here
 
@@ -78,7 +82,7 @@ def test_a_document_has_the_loss_that_transformers_gives_it_alone(kind: str) -> 
     positions = torch.stack([torch.cat([torch.arange(size) for size in row]) for row in ROWS])
     batch = {"tokens": tokens, "targets": targets, "positions": positions}
     with torch.no_grad():
-        loss, count = loss_of_documents(model, batch)
+        loss, count = loss_of_logits(logits_of_separate_documents(model, batch), batch)
         alone = torch.cat(
             [
                 model(input_ids=document[None], use_cache=False).logits[0]

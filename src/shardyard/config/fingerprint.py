@@ -48,6 +48,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "model.compile",
     "model.blocks",
     # when it is judged, and what it writes at the end
+    "task.metrics",
+    "task.lower_is_better",
     "task.eval_every_steps",
     "task.eval_every_epochs",
     "task.prompt",
@@ -99,6 +101,9 @@ the hub. The last is the digest of the weights under adapters.
 DECAY = "optim.decay"
 """Held of SGD with momentum and decay: once the decay was coupled, a part of the momentum."""
 
+CODE = "code."
+"""Prefix of the digests of the user's own code, by the settings that name it."""
+
 _ONLY_A_DEFAULT = ("hidden_dropout",)
 """Fields of a shape that are a default of an auto setting; the setting is held instead."""
 
@@ -143,11 +148,13 @@ def fingerprint_of(
     commit: str | None = None,
     base: str | None = None,
     pinned: Collection[str] = (),
+    code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Return what all attempts of a run must share: dotted name -> value.
 
     Args:
         pinned: Settings that may change for other models, but not for this one.
+        code: Digest of the source of the user's own code, by the setting that names it.
     """
     kept = {
         name: value for name, value in settings.items() if name in pinned or not may_change(name)
@@ -157,7 +164,8 @@ def fingerprint_of(
     sizes = {name: value for name, value in shape.items() if name not in _ONLY_A_DEFAULT}
     found = {COMMIT: commit, BASE: base}
     found = {name: value for name, value in found.items() if value is not None}
-    return {**kept, **found, SHAPE: sizes, DATA: data}
+    sources = {f"{CODE}{setting}": digest for setting, digest in code.items()}
+    return {**kept, **found, **sources, SHAPE: sizes, DATA: data}
 
 
 def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Comparison:

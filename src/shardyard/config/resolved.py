@@ -4,7 +4,7 @@ The command line makes this value, and every worker reads it. It is all that pas
 halves.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -238,15 +238,19 @@ def _with_current_names(settings: dict[str, Any]) -> dict[str, Any]:
     return {"run.target": {**loss, "value": target}, **now}
 
 
-def fingerprint(resolved: Resolved, pinned: Collection[str] = ()) -> dict[str, Any]:
+def fingerprint(
+    resolved: Resolved, pinned: Collection[str] = (), code: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The values that two attempts of one run must share, by dotted name.
 
     Args:
         pinned: Settings that the model learns by, where others do not.
+        code: Digest of the user's own code, by setting; None: it was not imported.
     """
     return fingerprint_of(
         settings_in(resolved.recipe.model_dump(mode="json")),
         pinned=pinned,
+        code=code or {},
         shape=_sizes(resolved),
         data=resolved.data.fingerprint,
         commit=resolved.model_commit,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from shardyard.config.schema.base import Section
@@ -18,6 +18,8 @@ from shardyard.plugins import PlugIn, load_entry_point, load_object, plug_in_nam
 
 BITS_PER_BYTE = "bits_per_byte"
 """Metric that evaluations report in addition to those of their task."""
+OF_TOKEN_LOSS = ("perplexity", BITS_PER_BYTE)
+"""Metrics that are the mean cross-entropy of a token in another unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ class TaskRow:
     """Whether it learns only what data of dialogues mark."""
     sums_exactly: bool = False
     """Whether ``precision.reduce=exact`` has been held to it."""
+    takes_own_loss: bool = False
+    """Whether ``task.loss`` and ``task.metrics`` get the outputs of its models."""
     settings: "type[Section] | None" = None
     """Section ``task.<name>`` of a task that a package adds."""
 
@@ -102,6 +106,7 @@ TASKS: dict[str, TaskRow] = {
         predicts_every_token=True,
         reads_learnt=True,
         sums_exactly=True,
+        takes_own_loss=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
@@ -111,6 +116,7 @@ TASKS: dict[str, TaskRow] = {
             "masked_accuracy": Metric(is_better_higher=True, is_of_logits=True),
         },
         is_causal=False,
+        takes_own_loss=True,
     ),
     "bert_pretraining": TaskRow(
         code="shardyard.tasks.bert_pretraining:BertPretraining",
@@ -135,9 +141,51 @@ TASKS: dict[str, TaskRow] = {
         is_causal=False,
         reads="images",
         sums_exactly=True,
+        takes_own_loss=True,
     ),
 }
 """``task.name`` -> its row."""
+
+
+class OwnObjective(Protocol):
+    """The part of the ``task`` section that names the user's own loss and metrics."""
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+
+    @property
+    def loss(self) -> str | None:
+        """Import path of the loss; None: the task's."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Import paths of the metrics."""
+
+    @property
+    def lower_is_better(self) -> tuple[str, ...]:
+        """Names of those that are better when lower."""
+
+
+def own_metric_name(import_path: str) -> str:
+    """Name of a metric of the user's own in evaluations: that of its function."""
+    return import_path.rpartition(":")[2]
+
+
+def metrics_of(task: OwnObjective) -> dict[str, Metric]:
+    """Metrics that ``run.target`` accepts: the task's, and those of the user's own.
+
+    Raises:
+        RequestError: There is no such task, or a package's cannot be used.
+    """
+    known = dict(task_row(task.name).targets)
+    if task.loss is not None:
+        # The exp of any other loss is no perplexity, and its size says nothing about bytes.
+        known = {name: each for name, each in known.items() if name not in OF_TOKEN_LOSS}
+    names = [own_metric_name(path) for path in task.metrics]
+    return known | {
+        name: Metric(is_better_higher=name not in task.lower_is_better) for name in names
+    }
 
 
 def target_metric(target: Mapping[str, float] | None) -> str:

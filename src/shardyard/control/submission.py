@@ -29,6 +29,7 @@ from shardyard.hardware.machine import Machine, probe
 from shardyard.image.dockerfile import without_code
 from shardyard.io.files import create_text, drop_lock, take_lock, write_text
 from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPython, launcher_class
+from shardyard.launchers.code_files import unsent_code
 from shardyard.launchers.ledger import BENCH_DETAIL, Ledger, Submission
 from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
 from shardyard.launchers.registry import ALIASES, LAUNCHERS
@@ -394,6 +395,8 @@ def launch_problems(recipe: Recipe, launcher: Launcher) -> list[Problem]:
 def training_problems(recipe: Recipe, launcher: Launcher) -> list[Problem]:
     """List the same for a training, whose number of ranks must be known."""
     found = launch_problems(recipe, launcher)
+    if launcher.capabilities.needs_image:
+        found += unsent_code(recipe, launcher.name)
     is_known = launcher.capabilities.is_this_machine or devices_of_node(recipe.cluster) is not None
     named = recipe.cluster.instance or recipe.cluster.file  # another check covers these
     if not is_known and not named:

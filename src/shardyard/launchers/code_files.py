@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.paths import unreadable_reason
+from shardyard.config.rules.custom_module import MODEL
+from shardyard.config.rules.own_code import own_functions
+from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import matches_of
-from shardyard.errors import RequestError
+from shardyard.errors import Problem, RequestError
 from shardyard.git import git
 from shardyard.launchers.private_files import private_reason, tokens_in
+from shardyard.own_code import archive_names, find_source, installed_file
 from shardyard.units import format_bytes
 
 LIMIT_BYTES = 64 * 2**20
@@ -51,6 +55,34 @@ def code_files(entries: Iterable[str], start: Path, *, limit_bytes: int = LIMIT_
     _check_size(sent, limit_bytes)
     check_no_shadowing(sent)
     return CodeFiles(sent=sent, excluded_files=dict(sorted(excluded_files.items())))
+
+
+def unsent_code(recipe: Recipe, launcher: str) -> list[Problem]:
+    """Functions of the user's own whose files are here, and would not be in the containers.
+
+    Args:
+        launcher: Name of a launcher that runs containers.
+    """
+    named = {setting: path for setting, (path, _) in own_functions(recipe).items()}
+    if recipe.model.module is not None:
+        named["model.module"] = recipe.model.module
+    if not named or "PYTHONPATH" in recipe.launch.env:
+        return []
+    try:
+        sent = code_files(recipe.launch.code, Path.cwd().resolve()).sent
+    except RequestError:  # told where the code is packed
+        return []
+    found = []
+    for setting, path in named.items():
+        file = find_source(path, MODEL).file
+        if file is None or installed_file(file) or {*archive_names(path)} & {*sent}:
+            continue
+        top = path.partition(":")[0].partition(".")[0]
+        place = f"{top}.py" if file.name == f"{top}.py" else top
+        text = f"={path}: containers of {launcher} do not have {file}. Send it with "
+        text += f"launch.code=[{place}]; on AWS Batch, build it into the image and set "
+        found.append(Problem(setting, f"{text}launch.env.PYTHONPATH."))
+    return found
 
 
 def read_code(files: Mapping[str, Path]) -> dict[str, bytes]:

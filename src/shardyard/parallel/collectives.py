@@ -25,6 +25,22 @@ def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     return gathered
 
 
+def gather_vocabulary(x_v: Tensor, group: dist.ProcessGroup | None, *, size: int) -> Tensor:
+    """Logits (..., V) from each rank's part (..., v), for ranks that all compute the same of them.
+
+    The gradient of a part is that of its place: no rank adds what another computes alike.
+
+    Args:
+        group: Ranks that split the vocabulary in ranges of equal size, the last may be shorter;
+            None: ``x_v`` is whole.
+        size: V.
+    """
+    if group is None or dist.get_world_size(group) == 1:
+        return x_v
+    gathered: Tensor = _GatherVocabulary.apply(x_v, group, size)  # type: ignore[no-untyped-call]
+    return gathered
+
+
 def sum_and_split(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Sum over ranks, of which each keeps its piece along ``dim``; the gradient is gathered."""
     if dist.get_world_size(group) == 1:
@@ -70,6 +86,20 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _GatherVocabulary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_v: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+        ranks = dist.get_world_size(group)
+        each = -(-size // ranks)
+        ctx.first, ctx.length = dist.get_rank(group) * each, x_v.shape[-1]
+        padded = torch.nn.functional.pad(x_v, (0, each - x_v.shape[-1]))
+        return all_gather(padded, x_v.dim() - 1, group)[..., :size]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].narrow(-1, ctx.first, ctx.length).contiguous(), None, None
 
 
 class _SumAndSplit(torch.autograd.Function):

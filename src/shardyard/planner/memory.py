@@ -552,7 +552,7 @@ def _others(w: Workload, *, on_cpu: bool) -> Iterator[tuple[str, Workload]]:
         yield f"optim.micro_batch={size}", replace(w, micro_batch=size)
     if w.recompute != "full":
         yield "memory.recompute=full", replace(w, recompute="full")
-    if w.techniques.loss_chunk is None:
+    if w.techniques.loss_chunk is None and w.techniques.loss == "in place":
         chunked = replace(w.techniques, loss_chunk=LOSS_CHUNK)
         yield f"memory.loss_chunk={LOSS_CHUNK}", replace(w, techniques=chunked)
     if w.layout.zero < 3 and w.layout.dp_shard * w.layout.cp > 1:

@@ -193,7 +193,7 @@ def with_layout(
 ) -> Workload:
     """The same model and batch under another layout."""
     techniques = workload.techniques
-    if workload.chunks_by_rule:
+    if workload.chunks_by_rule and workload.techniques.loss == "in place":
         logits = logits_of(
             workload.shape,
             tokens=micro_batch * workload.seq_len // layout.cp,
@@ -242,7 +242,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             # No flash kernel of torch bends scores by a soft cap, so they are written to memory.
             attention="flash" if shape.attn_logit_softcapping is None else "unfused",
             kernels="compiled" if recipe.model.compile is True else "eager",
-            loss="in place",
+            loss="in place" if recipe.task.loss is None else "torch",
             loss_chunk=chunk if isinstance(chunk, int) else None,
             schedule=recipe.parallel.schedule,
             virtual_stages=recipe.parallel.virtual_stages,

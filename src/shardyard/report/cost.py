@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.tasks import task_row
+from shardyard.config.tasks import metrics_of
 from shardyard.errors import RequestError
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import AttemptTime
@@ -141,7 +141,7 @@ def _reached(record: RunRecord) -> Line | None:
         return None
     recipe = record.resolved.recipe
     try:
-        metrics = task_row(recipe.task.name).targets
+        metrics = metrics_of(recipe.task)
     except RequestError:  # of a package that is not here
         return None
     asked = [(name, metrics[name], value) for name, value in (recipe.run.target or {}).items()]

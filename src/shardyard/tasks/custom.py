@@ -24,16 +24,21 @@ class CustomComputation(Computation[Any]):
         self,
         model: nn.Module,
         mesh: Mesh,
-        loss: Loss,
+        loss: Loss | None,
         *,
         loss_name: str,
+        outputs: Callable[[Any, Any], Any] | None = None,
         norms: BatchNorms | None = None,
         reads: Callable[[Any], tuple[Any, bool]] = lambda batch: (batch, True),
     ) -> None:
         """Take a module that is sharded.
 
         Args:
+            loss: Of (model, batch), or of (outputs, batch) where ``outputs`` is given; None:
+                ``objective`` has one.
             loss_name: What messages call the loss function.
+            outputs: (model, batch) -> what a loss and metrics of the user's own get; None: it is
+                not known.
             norms: Its batch normalisations; None: it has none.
             reads: From a micro-batch to what the loss function is given of it, and whether it
                 counts; one that does not is there so that ranks meet.
@@ -43,6 +48,7 @@ class CustomComputation(Computation[Any]):
         self.loss_scale = LossScale()
         self._loss_function = loss
         self._loss_name = loss_name
+        self._outputs = outputs
         self._reads = reads
         self._norms = norms
         self.statistics = () if norms is None else (norms,)
@@ -62,16 +68,26 @@ class CustomComputation(Computation[Any]):
     def forward(self, batches: Iterable[Any]) -> LossSums:
         """Run only forward passes."""
         counts: list[Tensor] = []
-        losses = [self._loss(batch, counts).double() for batch in batches]
+        sums: dict[str, Tensor] = {}
+        losses = [self._loss(batch, counts, sums).double() for batch in batches]
         reshard(self.roots)
-        return LossSums(torch.stack(losses).sum(), torch.stack(counts).sum())
+        return LossSums(torch.stack(losses).sum(), torch.stack(counts).sum(), sums)
 
-    def _loss(self, batch: Any, counts: list[Tensor]) -> Tensor:
-        """This rank's part of a micro-batch's loss; ``counts`` gets that of its number."""
+    def _loss(
+        self, batch: Any, counts: list[Tensor], sums: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """This rank's part of a micro-batch's loss; ``counts`` gets that of its number.
+
+        Args:
+            sums: Totals of the user's own metrics, which this adds to; None: they are not counted.
+        """
         read, has_weight = self._reads(batch)
         if self._norms is not None:
             self._norms.is_weightless, self._norms.counts = not has_weight, 1
-        answer = self._loss_function(self.model, read)
+        answer = self._answer(read, sums if has_weight else None)
+        if sums is not None:
+            device = next(self.model.parameters()).device
+            sums.update({**self.objective.zeros(device), **sums})
         if not (isinstance(answer, tuple) and len(answer) == 2) or answer[0].dim():
             raise RequestError(
                 f"{self._loss_name} must return two things: the sum of the losses of a batch (a "
@@ -85,3 +101,18 @@ class CustomComputation(Computation[Any]):
         own_count = count if self._is_counted else 0
         counts.append(torch.as_tensor(own_count, dtype=torch.float64, device=loss_sum.device))
         return self.loss_scale.on(loss_sum / self._tp)
+
+    def _answer(self, read: Any, sums: dict[str, Tensor] | None) -> Any:
+        """What the loss function returns for a micro-batch; ``sums`` get its metrics."""
+        own = self.objective
+        if self._outputs is None:
+            assert self._loss_function is not None
+            return self._loss_function(self.model, read)
+        outputs = self._outputs(self.model, read)
+        if sums is not None:
+            for name, found in own.metric_sums(outputs, read).items():
+                sums[name] = sums[name] + found if name in sums else found
+        if own.loss is not None:
+            return own.loss_sum(outputs, read)
+        assert self._loss_function is not None
+        return self._loss_function(outputs, read)

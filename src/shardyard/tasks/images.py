@@ -6,9 +6,9 @@ Shape suffixes in this file:
     H, W = rows and columns of pixels
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -136,32 +136,42 @@ class ImageComputation(Computation[MicroBatch]):
 
     def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches."""
-        counts = [0 if batch.is_padding else len(batch.cut().samples_B) for batch in batches]
-        losses = (self._loss(batch, smoothing=self._label_smoothing)[0] for batch in batches)
-        total = backward_all(losses, self._sync, number=len(batches))
-        return LossSums(total, sum(counts))
+        counts: list[Tensor] = []
+
+        def losses() -> Iterator[Tensor]:
+            for batch in batches:
+                found = self._loss(batch, smoothing=self._label_smoothing)
+                counts.append(found.count)
+                yield found.loss
+
+        total = backward_all(losses(), self._sync, number=len(batches))
+        return LossSums(total, torch.stack(counts).sum())
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Run only forward passes, and count right guesses."""
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        total, sums = zero, dict.fromkeys((*_names(), "images"), zero)
+        total, divisor, sums = zero, zero, dict.fromkeys((*_names(), "images"), zero)
+        sums |= self.objective.zeros(self._device)
         for batch in batches:
-            loss, logits_BC, labels_B = self._loss(batch)
-            total = total + summable(loss)
+            found = self._loss(batch)
+            total, divisor = total + summable(found.loss), divisor + found.count
             if batch.is_padding:
                 continue
-            for name, right in _right(logits_BC, labels_B).items():
-                sums[name] = sums[name] + right
+            labels_B = found.fields["label"]
+            counted = _right(found.logits_BC, labels_B)
+            counted |= self.objective.metric_sums(found.logits_BC, found.fields)
+            for name, each in counted.items():
+                sums[name] = sums[name] + each
             sums["images"] = sums["images"] + len(labels_B)
         reshard(self.roots)
-        return LossSums(total, sums["images"], sums)
+        return LossSums(total, divisor, sums)
 
     def watch(self, watcher: Watcher) -> None:
         """Follow its backward passes."""
         self._sync.watcher = watcher
 
-    def _loss(self, batch: MicroBatch, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a micro-batch's sum of losses, 0 for pure padding; its logits, labels."""
+    def _loss(self, batch: MicroBatch, *, smoothing: float = 0.0) -> "_ImageLoss":
+        """Return a micro-batch's sum of losses, 0 for pure padding, and what it is of."""
         has_weight = not batch.is_padding
         if self._norms is not None:
             self._norms.is_weightless, self._norms.counts = not has_weight, int(has_weight)
@@ -175,9 +185,26 @@ class ImageComputation(Computation[MicroBatch]):
         if "other" in read.fields:
             pixels_BCHW = apply_mixing(pixels_BCHW, read)
         logits_BC = self.model(pixel_values=pixels_BCHW).logits.float()
-        loss = _losses(logits_BC, read, smoothing).sum()
+        fields = dict(read.fields)
+        if self.objective.loss is None:
+            loss = _losses(logits_BC, read, smoothing).sum()
+            count = torch.tensor(len(logits_BC), dtype=torch.float64, device=self._device)
+        else:
+            loss, count = self.objective.loss_sum(logits_BC, fields)
         loss = self.loss_scale.on(loss if has_weight else 0.0 * loss)
-        return loss, logits_BC, read["label"]
+        return _ImageLoss(loss, count if has_weight else 0.0 * count, logits_BC, fields)
+
+
+class _ImageLoss(NamedTuple):
+    """Losses of one micro-batch."""
+
+    loss: Tensor
+    """Their sum, scaled."""
+    count: Tensor
+    """Their number, fp64; 0 for pure padding."""
+    logits_BC: Tensor
+    fields: dict[str, Tensor]
+    """Fields of the micro-batch on the device, without padding."""
 
 
 def _losses(logits_BC: Tensor, batch: MicroBatch, smoothing: float) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from shardyard.models.grad_scale import LossScale
 from shardyard.parallel.step_counters import Statistics, Watcher
+from shardyard.tasks.own_objective import NO_OBJECTIVE, OwnObjective
 
 Batch = TypeVar("Batch")
 
@@ -41,6 +42,11 @@ class Computation(ABC, Generic[Batch]):
     """Statistics that modules count in addition to the loss."""
     fixed_settings: Mapping[str, str] = {}
     """Settings that this model learns by, and others do not -> why: a resume keeps them."""
+
+    objective: OwnObjective = NO_OBJECTIVE
+    """Loss and metrics of the user's own, in place of the task's and in addition to them."""
+    code_digests: Mapping[str, str] = {}
+    """Digests of the user's own code that it computes by, by the settings that name it."""
 
     def watch(self, watcher: Watcher) -> None:
         """Let somebody follow all backward passes from now on."""

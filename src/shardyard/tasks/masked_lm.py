@@ -27,7 +27,7 @@ from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.language import LanguageTask, vocabulary
 from shardyard.tasks.loss_computation import LossSums
-from shardyard.tasks.token_losses import LanguageModel
+from shardyard.tasks.token_losses import PREDICTED, LanguageModel
 
 # Losses of hidden tokens: the head computes these alone, and how often it is right is counted.
 #
@@ -53,14 +53,16 @@ class MaskedTokens(LanguageModel):
     def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches."""
         part = super().backward(self._select_predicted(batches))
-        return part._replace(sums=self._sums(part.divisor))
+        hidden = part.sums.get(PREDICTED, part.divisor)
+        return part._replace(sums=self._sums(hidden))
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Run only forward passes; counts the hidden tokens, too."""
         frequency_V = torch.zeros(self._vocab_size, dtype=torch.int64)
         part = super().forward(self._iter_selected(batches, frequency_V))
         frequency = frequency_V.to(self._device, torch.float64)
-        return part._replace(sums={**self._sums(part.divisor), "frequency": frequency})
+        hidden = part.sums.get(PREDICTED, part.divisor)
+        return part._replace(sums={**part.sums, **self._sums(hidden), "frequency": frequency})
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Share of hidden tokens that are guessed; of an evaluation that of the most frequent one

@@ -4,7 +4,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 V = vocabulary, or this rank's part of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,18 @@ from torch import Tensor
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.models.attention import document_starts, most_documents
 from shardyard.models.inputs import Inputs
+from shardyard.parallel.collectives import gather_vocabulary
 from shardyard.parallel.fsdp import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.step_counters import Watcher
 from shardyard.tasks.loss_computation import Computation, LossSums
+from shardyard.tasks.own_objective import NO_OBJECTIVE
+
+PREDICTED = "predicted"
+"""Name of the number of targets among the sums of a loss of the user's own."""
+_OURS = ("starts", "predicted", "predicted_targets")
+"""Fields of a micro-batch that only the model reads."""
 
 
 class LanguageModel(Computation[MicroBatch]):
@@ -41,10 +48,10 @@ class LanguageModel(Computation[MicroBatch]):
 
     def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
         """Forward and backward passes of all micro-batches, through a pipeline if there is one."""
+        if self.objective.loss is not None:
+            return self._backward_by_own_loss(batches)
         divisor = self._divisor(batches)  # still in host memory
-        if self._router_weight is not None:
-            tokens = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
-            self._router_weight.begin_step(divisor, tokens, device=self._device)
+        self._begin_routers(batches, divisor)
         if self.pipeline is not None:
             on_device = [self._placed(batch, self._max_documents(batches)) for batch in batches]
             total = self.pipeline.accumulate(
@@ -61,12 +68,89 @@ class LanguageModel(Computation[MicroBatch]):
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Run only forward passes."""
+        if self.objective is not NO_OBJECTIVE:
+            return self._forward_by_own(batches)
         total, divisor = torch.zeros((), dtype=torch.float64, device=self._device), 0
         for batch in batches:
             divisor += self._divisor([batch])
             total += summable(self.loss_sum(self._placed(batch)))
         reshard(self.roots)
         return LossSums(self._counted(total), divisor)
+
+    def _backward_by_own_loss(self, batches: Sequence[MicroBatch]) -> LossSums:
+        assert self._sync is not None, "checked: no pipeline"
+        counts: list[Tensor] = []
+        predicted = self._divisor(batches)
+        self._begin_routers(batches, predicted)  # their losses weigh nothing, as is checked
+
+        def losses() -> Iterator[Tensor]:
+            for batch in batches:
+                logits, outputs, fields = self._outputs_of(batch)
+                self._watch_logits(logits, batch)
+                loss, count = self._own_loss(batch, outputs, fields)
+                counts.append(count)
+                yield self.loss_scale.on(loss)
+
+        total = backward_all(losses(), self._sync, number=len(batches))
+        sums = {PREDICTED: self._on_device(predicted)}
+        return LossSums(self._counted(total), self._counted(torch.stack(counts).sum()), sums)
+
+    def _forward_by_own(self, batches: Iterable[MicroBatch]) -> LossSums:
+        total = divisor = predicted = self._on_device(0)
+        sums = self.objective.zeros(self._device)
+        for batch in batches:
+            logits, outputs, fields = self._outputs_of(batch)
+            predicted = predicted + self._divisor([batch])
+            if self.objective.loss is None:
+                loss = self.token_losses(logits, self.targets(self._placed(batch)))
+                divisor = predicted
+            else:
+                self._watch_logits(logits, batch)
+                loss, count = self._own_loss(batch, outputs, fields)
+                divisor = divisor + self._counted(count)
+            total = total + summable(loss)
+            if not batch.is_padding:
+                for name, found in self.objective.metric_sums(outputs, fields).items():
+                    sums[name] = sums[name] + self._counted(found)
+        reshard(self.roots)
+        return LossSums(self._counted(total), divisor, {**sums, PREDICTED: predicted})
+
+    def _begin_routers(self, batches: Sequence[MicroBatch], divisor: int) -> None:
+        if self._router_weight is not None:
+            tokens = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
+            self._router_weight.begin_step(divisor, tokens, device=self._device)
+
+    def _outputs_of(self, batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Logits of this rank, and what functions of the user's own get: outputs and fields.
+
+        Outputs are fp32 logits (B, L, V) without rows of padding; of hidden tokens only (1, N, V).
+        """
+        rows = max(1, int((batch.samples_B >= 0).sum()))  # still in host memory
+        placed = self._placed(batch)
+        logits: Tensor = self._through(self.inputs(placed))
+        size = int(self.model.config.vocab_size)  # type: ignore[arg-type,union-attr]
+        outputs = gather_vocabulary(logits, self.token_losses.group, size=size).float()
+        fields = {name: each for name, each in placed.fields.items() if name not in _OURS}
+        targets = self.targets(placed)
+        if len(outputs) == len(batch.samples_B):
+            outputs, targets = outputs[:rows], targets[:rows]
+        fields = {name: each[:rows] for name, each in fields.items()}
+        return logits, outputs, {**fields, "targets": targets}
+
+    def _own_loss(
+        self, batch: MicroBatch, outputs: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        loss, count = self.objective.loss_sum(outputs, fields)
+        if batch.is_padding:  # it is there so that ranks meet
+            return 0.0 * loss, 0.0 * count
+        return loss, count
+
+    def _watch_logits(self, logits: Tensor, batch: MicroBatch) -> None:
+        if self.token_losses.watch is not None:
+            self.token_losses.watch(logits.detach(), self.targets(self._placed(batch)))
+
+    def _on_device(self, number: int) -> Tensor:
+        return torch.tensor(float(number), dtype=torch.float64, device=self._device)
 
     def watch(self, watcher: Watcher) -> None:
         """Follow its backward passes; those of a pipeline cannot be followed."""

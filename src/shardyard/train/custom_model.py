@@ -1,7 +1,6 @@
 """Any causal language model of transformers as a module of one's own: made here, with its loss."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from shardyard.command_lines import add_current_folder_to_path
-from shardyard.config.rules.custom_module import needs_mask
+from shardyard.config.rules.custom_module import MODEL, needs_mask
 from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, MicroBatch
@@ -20,6 +18,7 @@ from shardyard.models.attention import document_mask
 from shardyard.models.build import freeze
 from shardyard.models.folder_report import loading_errors
 from shardyard.models.random import key_of
+from shardyard.own_code import load_own
 from shardyard.parallel.apply import REMEDY, parallelize_custom
 from shardyard.parallel.custom_module import (
     blocks_named,
@@ -32,6 +31,9 @@ from shardyard.parallel.loss import VocabLoss
 from shardyard.parallel.low_precision import DTYPES
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.custom import CustomComputation, Loss
+
+Outputs = Callable[[Any, Any], Any]
+"""(model, batch) -> what a loss gets."""
 
 _ROUNDING = 1e-4
 """Largest difference of logits in fp32, of the largest logit, that is rounding."""
@@ -84,15 +86,19 @@ def blocks_of_causal_lm(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: each for name, each in named.items() if name not in inner}
 
 
-def loss_of_causal_lm(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropies of a batch, and how many tokens are predicted."""
-    logits_BLV = model(input_ids=batch["tokens"], use_cache=False).logits
-    return VocabLoss()(logits_BLV, batch["targets"]), (batch["targets"] != IGNORED).sum()
+def logits_of_causal_lm(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Logits (B, L, V) of a batch."""
+    logits_BLV: Tensor = model(input_ids=batch["tokens"], use_cache=False).logits
+    return logits_BLV
 
 
-def loss_of_documents(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def logits_of_separate_documents(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """The same where each document of a sample is for itself."""
-    logits_BLV = _logits_of_documents(model, batch["tokens"], batch["positions"])
+    return _logits_of_documents(model, batch["tokens"], batch["positions"])
+
+
+def loss_of_logits(logits_BLV: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropies of a batch, and how many tokens are predicted."""
     return VocabLoss()(logits_BLV, batch["targets"]), (batch["targets"] != IGNORED).sum()
 
 
@@ -182,18 +188,21 @@ def build_custom(
     # Every rank calls the user's function, and all of them must draw the same weights.
     torch.manual_seed(recipe.run.seed)
     errors: list[Problem] = []
+    outputs: Outputs | None = None
+    loss: Loss | None
     if folder is None:
-        model, loss = _build_module(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+        model, loss, outputs = _build_module(recipe, vocab_size=vocab_size)
         blocks, errors = blocks_named(model, recipe.model.blocks, setting="model.blocks")
     else:
         place = str(folder)
         opened = open_causal_lm(recipe, folder, vocab_size=vocab_size)
-        model, loss, blocks = opened, loss_of_causal_lm, blocks_of_causal_lm(opened)
+        model, loss, blocks = opened, loss_of_logits, blocks_of_causal_lm(opened)
+        outputs = logits_of_causal_lm
         if not recipe.data.attends_across:
             is_whole = recipe.data.pack == "whole"
             setting = "data.pack=whole" if is_whole else "data.attend_across_documents=false"
             check_documents_separated(opened, setting)
-            loss = loss_of_documents
+            outputs = logits_of_separate_documents
     if not is_replicated(model, mesh, recipe):
         reject_scalars(model, or_whole="parallel.strategy=NO_SHARD in fp32")
     errors += module_errors(model, blocks, tp=1, setting="model.blocks")
@@ -209,7 +218,9 @@ def build_custom(
     norms = parallelize_custom(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
     reads = _Reads(recipe.run.seed, device)
     said_by = f"the loss of {place}"
-    return CustomComputation(model, mesh, loss, loss_name=said_by, norms=norms, reads=reads)
+    return CustomComputation(
+        model, mesh, loss, loss_name=said_by, outputs=outputs, norms=norms, reads=reads
+    )
 
 
 class _Reads:
@@ -226,39 +237,36 @@ class _Reads:
         return dict(batch.cut().to(self._device).fields), not batch.is_padding
 
 
-def _build_module(import_path: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:
-    """Return the model and the loss function that the user's function returns."""
-    answer = _function(import_path)(vocab_size=vocab_size, seq_len=seq_len)
+def _build_module(
+    recipe: Recipe, *, vocab_size: int
+) -> tuple[nn.Module, Loss | None, Outputs | None]:
+    """Return the model of the user's function, its loss, and how to get its outputs alone."""
+    import_path, task = str(recipe.model.module), recipe.task
+    build = load_own("model.module", import_path, MODEL)
+    answer = build(vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+    if isinstance(answer, nn.Module) and task.loss is not None:
+        return answer, None, _outputs
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     if not is_pair or not isinstance(answer[0], nn.Module) or not callable(answer[1]):
         raise RequestError(
             f"model.module={import_path} returned {_describe_result(answer)}. It must return two "
             "things: an "
             "nn.Module, and a function of (model, batch) that returns the sum of the losses of a "
-            "batch and how many they are."
+            "batch and how many they are; or the nn.Module alone, with task.loss."
+        )
+    if task.loss is not None or task.metrics:
+        setting = "task.metrics" if task.loss is None else "task.loss"
+        raise RequestError(
+            f"model.module={import_path} returned a model and its loss, and {setting} gets the "
+            "outputs of a model, which only that loss sees. Return the nn.Module alone, which is "
+            "called as model(batch), and name its loss: task.loss=package.module:function."
         )
     model, loss = answer
-    return model, loss
+    return model, loss, None
 
 
-def _function(import_path: str) -> Callable[..., Any]:
-    module, _, name = import_path.partition(":")
-    add_current_folder_to_path()
-    try:
-        function: Callable[..., Any] = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module itself imports
-        raise RequestError(
-            f"model.module={import_path}: there is no module {error.name} here. Start the run "
-            "where it is, set PYTHONPATH, or install it."
-        ) from error
-    except AttributeError as error:
-        raise RequestError(
-            f"model.module={import_path}: {module} has no {name}. Name a function that makes the "
-            "model."
-        ) from error
-    return function
+def _outputs(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    return model(batch)
 
 
 def _describe_result(answer: Any) -> str:

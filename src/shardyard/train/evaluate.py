@@ -92,7 +92,8 @@ def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:
         name: torch.stack([each.sums[name] for each in totals]).sum(0) for name in totals[0].sums
     }
     means = {name: each.item() for name, each in task.computation.means(sums).items()}
-    return task.scores(loss_sum / targets if targets else math.nan, means)
+    scores = task.scores(loss_sum / targets if targets else math.nan, means)
+    return {**scores, **task.computation.objective.means(sums)}
 
 
 def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:

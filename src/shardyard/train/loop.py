@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.formulas import Batch
 from shardyard.config.resolved import fingerprint
-from shardyard.config.tasks import BITS_PER_BYTE, target_metric
+from shardyard.config.tasks import BITS_PER_BYTE, OF_TOKEN_LOSS, metrics_of, target_metric
 from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes, log_samples
 from shardyard.observe.trace import DATA
@@ -301,6 +301,8 @@ class Loop:
             nbytes=None if data.too_long else data.eval_bytes,  # some of them are not predicted
         )
         scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
+        if self.recipe.task.loss is not None:
+            scores = {name: each for name, each in scores.items() if name not in OF_TOKEN_LOSS}
         epoch = progress.position / training.train_source.num_samples
         told = {"step": progress.step, "seconds": seconds, "targets": result.targets}
         by_source = {"sources": result.parts} if result.parts else {}
@@ -309,7 +311,7 @@ class Loop:
             line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
             sink.write({**line, **({"eval_sources": result.parts} if result.parts else {})})
         # a best step is one that can be saved: finite, and not skipped
-        by, metrics = target_metric(self.recipe.run.target), training.task_row.targets
+        by, metrics = target_metric(self.recipe.run.target), metrics_of(self.recipe.task)
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
         is_best = is_counted and progress.is_best(scores[by], by=by, metric=metrics[by])
         progress.scores = {name: each for name, each in scores.items() if math.isfinite(each)}
@@ -321,7 +323,7 @@ class Loop:
     def _is_target(self, scores: Mapping[str, float]) -> bool:
         """Whether an evaluation is all that run.target asks for."""
         target = self.recipe.run.target
-        targets = self.training.task_row.targets
+        targets = metrics_of(self.recipe.task)
         return target is not None and all(
             name in scores and targets[name].is_reached(scores[name], value)
             for name, value in target.items()
@@ -399,7 +401,11 @@ class Loop:
             skipped_in_row=round(training.stepper.skipped_in_row.item()),
             loss_scale=None if scaling is None else scaling.values(),
             exponents=None if exact is None else exact.values(),
-            fingerprint=fingerprint(training.resolved, training.task.computation.fixed_settings),
+            fingerprint=fingerprint(
+                training.resolved,
+                training.task.computation.fixed_settings,
+                training.task.computation.code_digests,
+            ),
         )
 
     def _count_blocked(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from shardyard.checkpoint.buffers import buffers_of, is_ema
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
-from shardyard.config.fingerprint import compare
+from shardyard.config.fingerprint import CODE, compare
 from shardyard.config.formulas import (
     step_samples,
     steps_between_checkpoints,
@@ -38,6 +38,7 @@ from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
+from shardyard.log import warn
 from shardyard.models.build import (
     build_on_meta,
     fill_weights,
@@ -69,6 +70,7 @@ from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
+from shardyard.train.own_code import changed_words, with_own_code
 from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import Saved, find_saved, from_earlier_step, may_differ
 from shardyard.train.snapshot_room import cannot_hold_snapshots
@@ -159,7 +161,7 @@ def set_up_phase(
     data_s = time.monotonic() - opening
     require_reproducible(resolved)
     set_deterministic(device, on=recipe.precision.reduce == "exact")
-    task = kind(_build(resolved, context))
+    task = kind(with_own_code(_build(resolved, context), recipe, group=control))
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.state_tensors(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
@@ -573,8 +575,11 @@ def _fill(
     """
     held = task.computation.fixed_settings
     its_phase = whole.of_phases[saved.progress.phase]
-    compared = compare(saved.values["fingerprint"], fingerprint(its_phase, held))
+    now = fingerprint(its_phase, held, task.computation.code_digests)
+    compared = compare(saved.values["fingerprint"], now)
     changed = [each for each in compared.changed if not may_differ(each, whole, saved)]
+    changed_code = [each for each in changed if each.startswith(CODE)]
+    changed = [each for each in changed if each not in changed_code]
     if changed:
         told = [f"{each}{_fixed_reason(each, held)}" for each in changed]
         raise CheckpointError(
@@ -583,7 +588,13 @@ def _fill(
             "that they had, move the folder away, or start a new run."
         )
     lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_only)
-    gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
+    if changed_code:
+        warn(changed_words(changed_code))
+    gaps = {
+        "not_compared": list(compared.not_compared),
+        "lacked_buffers": lacked,
+        "changed_code": [each.removeprefix(CODE) for each in changed_code],
+    }
     return {name: found for name, found in gaps.items() if found}
 
 

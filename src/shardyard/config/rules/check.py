@@ -26,6 +26,7 @@ from shardyard.config.rules.launch import check_environment, check_launch
 from shardyard.config.rules.model import check_lora, check_model
 from shardyard.config.rules.node_exclusion import check_node_exclusion
 from shardyard.config.rules.observe import check_alerts, check_exporters, check_profile
+from shardyard.config.rules.own_code import check_own_code
 from shardyard.config.rules.precision import check_precision
 from shardyard.config.rules.reproducible import check_reproducible
 from shardyard.config.rules.timeouts import check_timeouts
@@ -33,7 +34,7 @@ from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Model, Optim, Recipe, TaskSettings
 from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
-from shardyard.config.tasks import TASKS, task_row
+from shardyard.config.tasks import TASKS, metrics_of, task_row
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.presets import PRESETS, preset_named
@@ -366,7 +367,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
 
 def _target(recipe: Recipe) -> Iterable[Problem]:
     """A metric that the task does not have would never be reached."""
-    metrics = list(task_row(recipe.task.name).targets)
+    metrics = list(metrics_of(recipe.task))
     for name in recipe.run.target or ():
         if name not in metrics:
             near = difflib.get_close_matches(name, metrics, n=1)
@@ -454,6 +455,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _length,
     _model,
     check_custom_module,
+    check_own_code,
     check_images,
     check_lora,
     _secrets,

@@ -5,10 +5,7 @@ recipe that names such a model by ``model.path`` or ``model.hub`` becomes one wh
 ``model.module`` is ours, so that there is no third way to train.
 """
 
-import re
-import sys
 from collections.abc import Iterable
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,20 @@ from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.config_json import CAUSAL_CLASSES
 from shardyard.families.registry import FAMILIES, is_family
 from shardyard.families.shape import ModelShape
+from shardyard.own_code import Contract, find_source
 
 # What a recipe with a model of the user's own may ask: nothing that needs to know what is inside.
 #
 # ``model.module`` names a function that makes it, ``package.module:function``. No part of it is
 # imported here: that is done by the processes that train.
 
-NO_SHAPE = "what a model of no known family needs is not known before it runs"
+MODEL = Contract(
+    call="function(vocab_size=..., seq_len=...)",
+    arguments=None,
+    returns="an nn.Module and its loss, a function of (model, batch)",
+)
 
-_FORM = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*")
+NO_SHAPE = "what a model of no known family needs is not known before it runs"
 
 FOLLOWING_A_SHAPE = (
     "data.seq_len", "optim.lr", "optim.global_batch", "optim.micro_batch"
@@ -66,7 +68,10 @@ def check_custom_module(
     if model.preset is not None:
         text = "model.module and model.preset each name a model. Keep one of them."
         yield Problem("model", text)
-    yield from _check_import_path(model.module)
+    found = find_source(model.module, MODEL)
+    # A node unpacks launch.code after this check, and its workers import from there.
+    if found.wrong and not (found.is_missing and recipe.launch.code):
+        yield Problem("model.module", found.wrong)
     yield from check_unsupported_axes(recipe, generic or "a module of your own")
     for setting in () if has_sizes else FOLLOWING_A_SHAPE:
         section, key = setting.split(".")
@@ -79,20 +84,6 @@ def check_custom_module(
     ).items():
         if is_asked:
             yield Problem(path, why)
-
-
-def _check_import_path(import_path: str) -> Iterable[Problem]:
-    if not _FORM.fullmatch(import_path):
-        text = f"={import_path!r} is not of the form package.module:function. Name a function that"
-        yield Problem("model.module", f"{text} makes the model.")
-        return
-    first = import_path.partition(":")[0].partition(".")[0]
-    if PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) is None:
-        text = (
-            f"={import_path}: there is no module {first} in {Path.cwd()} nor among installed "
-            "packages. Start where it is, set PYTHONPATH, or install it."
-        )
-        yield Problem("model.module", text)
 
 
 def check_unsupported_axes(recipe: Recipe, what: str) -> Iterable[Problem]:

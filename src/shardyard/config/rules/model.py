@@ -75,6 +75,7 @@ def check_model(
             else frozen_pattern_errors(recipe.model.frozen, parameters_of(shape))
         ),
         *([] if shape is None else _check_adapters(recipe, shape)),
+        *([] if shape is None else _check_router_losses(recipe, shape)),
     ]
 
 
@@ -110,6 +111,16 @@ def _check_offload(recipe: Recipe) -> Iterable[Problem]:
 def _check_adapters(recipe: Recipe, shape: ModelShape) -> list[Problem]:
     lora = recipe.model.lora
     return [] if lora.rank is None else lora_target_errors(shape, lora.targets)
+
+
+def _check_router_losses(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
+    """The losses of routers are shares of the task's loss, which task.loss replaces."""
+    model = recipe.model
+    has_losses = bool(model.router_aux_loss or model.router_z_loss)
+    if recipe.task.loss is not None and shape.num_experts and has_losses:
+        text = f"={recipe.task.loss} replaces the loss that a mixture's router losses are shares "
+        text += "of. Set model.router_aux_loss=0 and model.router_z_loss=0."
+        yield Problem("task.loss", text)
 
 
 def check_vocabulary(*, tokenizer: str, vocab_size: int, rows: int | None) -> list[Problem]:

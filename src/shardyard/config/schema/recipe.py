@@ -139,6 +139,14 @@ class TaskSettings(OpenSection):
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
     """Training objective: next token, masked tokens, BERT pretraining, image classes, or a task
     from an installed package."""
+    loss: str | None = None
+    """Your own loss as package.module:function of (outputs, batch)
+    (docs/tutorials/own-code.md). null: the task's."""
+    metrics: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Your own validation metrics, each as package.module:function of (outputs, batch), in addition
+    to the task's."""
+    lower_is_better: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of task.metrics that are better when lower, for run.target and the best checkpoint."""
     eval_every_steps: Annotated[Count, Field(ge=1)] | None = None
     """Steps between validations. The run always validates at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.tasks import BITS_PER_BYTE, Metric, task_row
+from shardyard.config.tasks import BITS_PER_BYTE, Metric, metrics_of
 from shardyard.errors import RequestError
 from shardyard.report.compare.curves import AXES, RunCurves
 from shardyard.report.run_data import RunRecord
@@ -107,7 +107,7 @@ def _metrics(record: RunRecord) -> Mapping[str, Metric]:
     if record.resolved is None:
         return usual
     try:
-        return task_row(record.resolved.recipe.task.name).targets
+        return metrics_of(record.resolved.recipe.task)
     except RequestError:  # of a package that is not here
         return usual
 

@@ -1,0 +1,95 @@
+"""Check the user's own functions in a recipe: source, arguments and the layouts they work with.
+
+Nothing is imported here; ``own_code.py`` reads the source.
+"""
+
+from collections.abc import Iterable
+
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import TASKS, own_metric_name, task_row
+from shardyard.errors import Problem
+from shardyard.own_code import Contract, find_source
+
+LOSS = Contract(
+    call="loss(outputs, batch)",
+    arguments=2,
+    returns="two things: the sum of the losses of the batch (a tensor of one number, not their "
+    "mean) and how many they are",
+)
+METRIC = Contract(
+    call="metric(outputs, batch)",
+    arguments=2,
+    returns="a value for each sample, a tensor (samples,); or two such tensors, sums and counts, "
+    "whose totals are divided once",
+)
+
+
+def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
+    """Import path and contract of every function that a recipe names, by its setting."""
+    named: dict[str, tuple[str, Contract]] = {}
+    if recipe.task.loss is not None:
+        named["task.loss"] = (recipe.task.loss, LOSS)
+    for path in recipe.task.metrics:
+        named[f"task.metrics.{own_metric_name(path)}"] = (path, METRIC)
+    return named
+
+
+def check_own_code(recipe: Recipe) -> Iterable[Problem]:
+    """Everything that is wrong with the user's own functions, as far as their source says it."""
+    for setting, (path, contract) in own_functions(recipe).items():
+        found = find_source(path, contract)
+        # A node unpacks launch.code after this check, and its workers import from there.
+        if found.wrong and not (found.is_missing and recipe.launch.code):
+            is_metric = setting.startswith("task.metrics.")
+            yield Problem("task.metrics" if is_metric else setting, found.wrong)
+    yield from _check_metric_names(recipe)
+    if recipe.task.loss is not None or recipe.task.metrics:
+        yield from _check_objective(recipe)
+
+
+def _check_metric_names(recipe: Recipe) -> Iterable[Problem]:
+    task = recipe.task
+    names = [own_metric_name(path) for path in task.metrics]
+    known = task_row(task.name).targets
+    for name in dict.fromkeys(names):
+        if name in known:
+            text = f"names {name}, which {task.name} has already. Give your function another name."
+            yield Problem("task.metrics", text)
+        elif names.count(name) > 1:
+            text = f"names {name} twice, and evaluations show one number of a name. Rename one."
+            yield Problem("task.metrics", text)
+    for name in task.lower_is_better:
+        if name not in names:
+            has = f" It has {', '.join(names)}." if names else ""
+            text = f"names {name}, which is no function of task.metrics.{has}"
+            yield Problem("task.lower_is_better", text)
+    if task.metrics and recipe.data.eval_fraction == 0 and recipe.data.eval_source is None:
+        text = "=0 holds nothing out, but task.metrics needs a validation split. Use 0.05, say."
+        yield Problem("data.eval_fraction", text)
+
+
+def _check_objective(recipe: Recipe) -> Iterable[Problem]:
+    """Layouts and settings with which no function gets the outputs of whole samples."""
+    task, parallel, setting = recipe.task, recipe.parallel, "task.loss"
+    if task.loss is None:
+        setting = "task.metrics"
+    if not task_row(task.name).takes_own_loss:
+        others = " or ".join(name for name, row in TASKS.items() if row.takes_own_loss)
+        text = f"is not supported with task.name={task.name}, whose loss has parts of its own."
+        yield Problem(setting, f"{text} Use task.name={others}.")
+    for axis, splits in (("cp", "the tokens of a sample"), ("pp", "the blocks")):
+        if (degree := getattr(parallel, axis)) > 1:
+            text = f"={degree}: {setting} gets the outputs of whole samples, and {axis} splits "
+            text += f"{splits}. Use {axis}=1 with dp_replicate, dp_shard or tp."
+            yield Problem(f"parallel.{axis}", text)
+    if task.loss is None:
+        return
+    if isinstance(recipe.memory.loss_chunk, int):
+        text = f"={recipe.memory.loss_chunk}: task.loss gets all outputs of a batch. Use none."
+        yield Problem("memory.loss_chunk", text)
+    if recipe.precision.reduce == "exact":
+        text = "=exact: the sums inside of task.loss are not known. Use precision.reduce=fp32."
+        yield Problem("precision.reduce", text)
+    if recipe.task.label_smoothing:
+        text = f"={task.label_smoothing} smooths the task's own loss. Smooth in task.loss, use 0."
+        yield Problem("task.label_smoothing", text)

@@ -1,0 +1,110 @@
+"""The user's own functions, checked by their source and without an import."""
+
+from pathlib import Path
+
+import pytest
+
+from shardyard.config.load import load_recipe
+from shardyard.config.rules.check import check
+from shardyard.errors import RecipeError
+
+SOURCE = """
+raise RuntimeError("this module is never imported by a check")
+
+
+def focal(outputs, batch):
+    return 0.0, 1
+
+
+def one(outputs):
+    return 0.0, 1
+
+
+def three(outputs, batch, gamma):
+    return 0.0, 1
+
+
+def with_default(outputs, batch, gamma=2.0):
+    return 0.0, 1
+
+
+def named(outputs, batch, *, gamma):
+    return 0.0, 1
+
+
+def loss(outputs, batch):
+    return 0.0, 1
+
+
+async def later(outputs, batch):
+    return 0.0, 1
+
+
+if True:
+    from math import sqrt as elsewhere
+made = focal
+"""
+
+GOOD = ["focal", "with_default", "elsewhere", "made"]
+PROBLEMS = [
+    (["task.loss=focal"], "task.loss='focal' is not of the form package.module:function. It is"),
+    (["task.loss=nowhere:f"], "task.loss=nowhere:f: there is no module nowhere in "),
+    (["task.loss=own.inner:f"], "there is no module own.inner in "),
+    (["task.loss=own:gone"], "own.py defines no gone. It has focal, one, three, with_default"),
+    (["task.loss=own:one"], "own.py:9: one takes outputs, and it is called as loss(outputs"),
+    (["task.loss=own:three"], "own.py:13: three takes outputs, batch, gamma, and it is called as"),
+    (["task.loss=own:named"], "own.py:21: named takes outputs, batch, gamma, and it is called as"),
+    (["task.loss=own:later"], "later is async. Write a plain function."),
+    (["task.loss=broken:f"], "broken.py:1: '(' was never closed."),
+    (["task.metrics=[own:one]"], "task.metrics=own:one: "),
+    (["task.metrics=[own:loss]"], "task.metrics: names loss, which causal_lm has already."),
+    (["task.metrics=[own:focal, own:focal]"], "task.metrics: names focal twice"),
+    (["task.lower_is_better=[x]", "task.metrics=[own:focal]"], "no function of task.metrics. It"),
+    (["task.metrics=[own:focal]", "data.eval_fraction=0"], "task.metrics needs a validation split"),
+    (["task.loss=own:focal", "parallel.cp=2"], "parallel.cp=2: task.loss gets the outputs of"),
+    (["task.metrics=[own:focal]", "parallel.pp=2"], "parallel.pp=2: task.metrics gets the outputs"),
+    (["task.loss=own:focal", "memory.loss_chunk=64"], "memory.loss_chunk=64: task.loss gets all"),
+    (["task.loss=own:focal", "precision.reduce=exact"], "the sums inside of task.loss are not"),
+    (["task.loss=own:focal", "run.target={perplexity: 2}"], "perplexity, which is no metric of"),
+    (
+        ["task.loss=own:focal", "model.preset=bert-tiny", "task.name=bert_pretraining"],
+        "task.loss: is not supported with task.name=bert_pretraining",
+    ),
+    (
+        ["task.loss=own:focal", "model.preset=mixtral-tiny"],
+        "task.loss=own:focal replaces the loss that a mixture's router losses are shares of",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("f = (\n")
+
+
+@pytest.mark.parametrize(("settings", "words"), PROBLEMS)
+def test_a_problem_names_file_line_and_call(settings: list[str], words: str) -> None:
+    preset = [] if any("model.preset" in each for each in settings) else ["model.preset=llama-tiny"]
+    with pytest.raises(RecipeError) as caught:
+        check(load_recipe([], [*preset, *settings]))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_functions_that_can_be_called_pass(name: str) -> None:
+    settings = ["model.preset=llama-tiny", f"task.loss=own:{name}", "run.target={made: 1}"]
+    check(load_recipe([], [*settings, "task.metrics=[own:made]"]))
+
+
+def test_a_node_checks_a_recipe_before_it_unpacks_the_code() -> None:
+    settings = ["model.preset=llama-tiny", "task.loss=sent:f", "launch.code=[sent.py]"]
+    check(load_recipe([], settings))
+
+
+def test_a_module_is_found_by_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere/package").mkdir(parents=True)
+    (tmp_path / "elsewhere/package/inner.py").write_text("def f(outputs, batch): ...\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    check(load_recipe([], ["model.preset=llama-tiny", "task.loss=package.inner:f"]))
