@@ -206,7 +206,7 @@ def test_copies_are_cast_where_an_update_has_not_written_them(name: str) -> None
 
 
 def test_a_matrix_is_cast_to_fp8_once_a_step_and_laid_out_for_both_products() -> None:
-    float8 = pytest.importorskip("shardyard.parallel.matmul", reason="shardyard[fp8]")
+    float8 = pytest.importorskip("shardyard.parallel.float8", reason="shardyard[fp8]")
     product = float8.Float8Product("tensorwise", emulate=True)
     cast, product.cast = product.cast, Mock(side_effect=product.cast)
     model, recipe = _model(tied=False), _recipe("fp8")

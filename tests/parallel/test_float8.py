@@ -12,10 +12,10 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
 from shardyard.models.build import build_on_meta
 from shardyard.models.submodules import blocks_of
-from shardyard.parallel.matmul import MatrixProduct, matrix_product_of
+from shardyard.parallel.matmul import MatrixProduct, matrix_product_of, multiply_with
 
 pytest.importorskip("torchao", reason="pip install 'shardyard[fp8]'")
-from shardyard.parallel.matmul import Float8Product, float8_matrices, multiply_with
+from shardyard.parallel.float8 import Float8Product, float8_matrices
 
 SCALINGS = ("tensorwise", "rowwise")
 

@@ -39,7 +39,7 @@ from shardyard.parallel.low_precision import (
     mixed_precision,
     return_in,
 )
-from shardyard.parallel.matmul import reject_wrapped
+from shardyard.parallel.matmul import multiply_with, reject_wrapped
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.offload import ActivationOffload
@@ -321,13 +321,13 @@ def _compute_in(
     matrices: dict[str, nn.Linear] = {}
     product = None
     if in_float8:
-        from shardyard.parallel import matmul  # torchao: an extra
+        from shardyard.parallel import float8  # torchao: an extra
 
-        matmul.patch_compiler()
+        float8.patch_compiler()
         # a CPU has no such products; the command line refuses it, tests round as a device would
         emulate = mesh.dense.device_type == "cpu"
-        product = matmul.Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
-        matrices = matmul.float8_matrices(blocks, family, tp=mesh.layout.tp)
+        product = float8.Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
+        matrices = float8.float8_matrices(blocks, family, tp=mesh.layout.tp)
     if may_copy is not False and can_hold_copies(model, mesh, recipe, anywhere=may_copy is True):
         compiled = blocks.values() if recipe.model.compile else ()
         LowPrecisionCopies(
@@ -335,7 +335,7 @@ def _compute_in(
         )
     elif product is not None:
         for module in matrices.values():  # before tensors are split, which ask how to multiply
-            matmul.multiply_with(module, product)
+            multiply_with(module, product)
 
 
 def _attention(

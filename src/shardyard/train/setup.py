@@ -64,7 +64,6 @@ from shardyard.train.custom_model import build_custom
 from shardyard.train.determinism_check import check_determinism
 from shardyard.train.ema import WeightEma
 from shardyard.train.hooks import Hooks, WorkerPhase
-from shardyard.train.images import build_image_network
 from shardyard.train.intervals import open_interval
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
@@ -201,10 +200,7 @@ def set_up_phase(
     if context.resolved.phases:
         _report_phase(training, phase, of=len(context.resolved.phases), since_t=since_t)
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
-    last_step = _last_step(context, begin.progress)
-    _report_model(
-        training, mesh.layout, held, last_step=last_step, seconds=time.monotonic() - started
-    )
+    _report_model(training, context, held, seconds=time.monotonic() - started)
     if saved is not None:
         training.report(saved.event, **saved.event_fields, **begin.loaded)
     return training
@@ -349,14 +345,10 @@ def _last_step(context: ProcessContext, progress: Progress) -> int:
 
 
 def _report_model(
-    training: Training,
-    layout: Layout,
-    tensors: dict[str, Tensor],
-    *,
-    last_step: int,
-    seconds: float,
+    training: Training, context: ProcessContext, tensors: dict[str, Tensor], *, seconds: float
 ) -> None:
     """Say what every rank holds before the first step. All ranks call it."""
+    layout = context.mesh.layout
     mine = {
         "rank": training.rank,
         **memory_by_kind(tensors, training.device),
@@ -367,7 +359,7 @@ def _report_model(
         seconds=seconds,
         memory_by_rank=training.gather(mine),
         parameters=_parameters(training),
-        last_step=last_step,
+        last_step=_last_step(context, training.progress),
         layout=asdict(layout),
         attention=_attention(training.resolved, layout, training.device),
         compiles=training.resolved.recipe.model.compile is True,
@@ -416,6 +408,8 @@ def _build(resolved: Resolved, context: ProcessContext) -> Computation[MicroBatc
     if shape is not None:
         return build_sharded(recipe, shape, mesh, device=device, may_copy=context.may_copy)
     if network is not None:
+        from shardyard.train.images import build_image_network  # pillow: an extra
+
         return build_image_network(resolved, mesh, device=device, control=control)
     return build_custom(
         recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
