@@ -128,15 +128,15 @@ class NodeAttempt:
             if folder.is_gone:
                 return self._folder_lost_result()  # the workers end with the fork server
             if self._agent is not None:
-                self._agent.poll_ranks()
-                if self._agent.is_cut_off and not self._leave_dead_store():
+                self._agent.monitor.poll_ranks()
+                if self._agent.monitor.is_cut_off and not self._leave_dead_store():
                     self._answer = self._cut_off_result(self._agent)
                     break
             thread.join(_POLL_S)
             if (line := self._wait.line()) is not None:
                 self.print_status(line)
             # In rendezvous there is no step to save, so a drain need not wait for its timeout.
-            is_meeting = self._agent is None or self._agent.is_in_rendezvous
+            is_meeting = self._agent is None or self._agent.membership.is_in_rendezvous
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
         folder.stop()
         answer = self._answer or self._stopped_result()
@@ -258,7 +258,7 @@ class NodeAttempt:
 
     def _leave_run(self, agent: GroupAgent, handler: Rendezvous) -> AttemptResult:
         """Let the others continue without this node."""
-        agent.leave()
+        agent.membership.leave()
         if self.peer_replication is not None:
             self.peer_replication.close()
         # A node that serves the store holds the lease itself, so the lease tells it nothing.
@@ -312,7 +312,7 @@ class NodeAttempt:
         """
         is_wanted = self.store_moves and not self.drain.is_requested
         # Group rank 0 served the store itself: if its own store fails, no other node is gone.
-        is_server = agent.get_worker_group().group_rank == 0
+        is_server = agent.membership.group_rank == 0
         if not is_wanted or is_server or self._store_failover.has_ended():
             raise error
         self._handle_lost_store(agent, error)
@@ -354,7 +354,7 @@ class NodeAttempt:
         # The heartbeat thread of the old rendezvous would continue to ask the lost store.
         handler.shutdown()
         self._handle_lost_store(agent, error)
-        left = [node.rank for node in agent.remaining_nodes()]
+        left = [node.rank for node in agent.membership.remaining_nodes()]
         is_enough = self.node_rank in left and len(left) >= self._rendezvous_config().min_nodes
         if not (is_enough and agent.should_restart()):
             raise error
@@ -364,14 +364,14 @@ class NodeAttempt:
         if store is None:
             raise error
         store.set("shardyard/begun", "")  # who comes now need not wait for all
-        agent.report_lost_nodes()  # now it is known that the lost node was not this one
+        agent.reporter.report_lost_nodes()  # now it is known that the lost node was not this one
         handler, store = build_rendezvous(self._rendezvous_config(), store)
         agent.use_rendezvous(handler, store, self._store_failover.location)
         return handler
 
     def _handle_lost_store(self, agent: GroupAgent, error: Exception) -> None:
         cause = f"its store does not answer ({str(error).splitlines()[0]})"
-        node_rank = agent.serving_node(otherwise=self._store_failover.location.node_rank)
+        node_rank = agent.membership.serving_node(otherwise=self._store_failover.location.node_rank)
         agent.handle_lost_store(cause, node_rank=node_rank)
 
     def _rendezvous_config(self) -> RendezvousConfig:
@@ -395,7 +395,7 @@ class NodeAttempt:
 
     def _attempt_result(self, agent: GroupAgent, result: RunResult | None) -> AttemptResult:
         if result is None or result.is_failed():
-            return self._failed_result(agent, agent.losses)
+            return self._failed_result(agent, agent.monitor.losses)
         if DRAINED in result.return_values.values():
             return AttemptResult("drained", self.drain.exit_code, self._resume_hint("drained"))
         return AttemptResult("finished", 0, "finished")
@@ -407,18 +407,19 @@ class NodeAttempt:
         loss = first_cause(losses)
         if loss.is_final:
             return AttemptResult("failed", loss.exit_code or 1, loss.cause, page=loss.page)
-        who = "; ".join(map(str, agent.lost_nodes)) or str(loss)
+        who = "; ".join(map(str, agent.membership.lost_nodes)) or str(loss)
         why, where = self._no_restart_reason(agent, loss), self._log_hint(agent, loss)
-        code = LostNodeError.exit_code if agent.lost_nodes else 1
+        code = LostNodeError.exit_code if agent.membership.lost_nodes else 1
         code = self.drain.exit_code if self.drain.is_requested else code
         text, page = self._resume_hint(f"{who} {why}. {where}"), loss.page or LostNodeError.page
         return AttemptResult("failed", code, text, page=page)
 
     def _no_restart_reason(self, agent: GroupAgent, loss: Loss) -> str:
-        restarts = agent.restart_policy.restarts
+        policy, remaining = agent.membership.restart_policy, agent.membership.remaining_nodes()
+        restarts = policy.restarts
         if self.drain.is_requested:
             return "while draining"
-        of_node = agent.restart_policy.describe_node_losses(agent.remaining_nodes())
+        of_node = policy.describe_node_losses(remaining)
         if restarts.is_crash_loop:
             return (
                 f"twice after step {loss.step}, and the run did not come beyond it in between: "
@@ -434,9 +435,9 @@ class NodeAttempt:
         )
 
     def _log_hint(self, agent: GroupAgent, loss: Loss) -> str:
-        if not agent.lost_nodes:
+        if not agent.membership.lost_nodes:
             return f"Read {self.run.log(self.number, loss.rank)}."
-        log = f"agent-{agent.lost_nodes[0].node_rank}.log"
+        log = f"agent-{agent.membership.lost_nodes[0].node_rank}.log"
         return f"Read {self.run.attempt(self.number) / log}."
 
     def _folder_lost_result(self) -> AttemptResult:
@@ -484,7 +485,7 @@ class NodeAttempt:
         agent = self._agent
         if agent is None:
             return
-        agent.write_event(
+        agent.reporter.write(
             "attempt_ended",
             outcome=answer.outcome,
             reason=answer.message,

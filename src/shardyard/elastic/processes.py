@@ -92,9 +92,6 @@ class ProcessesAgent(LocalElasticAgent):
             if process.exitcode is not None
         }
 
-    def _pids_by_rank(self) -> dict[int, int]:
-        return {worker.global_rank: worker.id for worker in self.get_worker_group().workers}
-
     def _processes(self) -> list[Any]:
         return torch_private.worker_processes(self)
 

@@ -250,7 +250,7 @@ POLL_S = 0.1
 """Between two looks of the agent at its workers (``elastic/agent.py``)."""
 
 NODE_SILENT_S = 3.0
-"""Silence of a node's agent after which the node counts as gone (``elastic/group.py``)."""
+"""Silence of a node's agent after which the node counts as gone (``elastic/monitoring.py``)."""
 
 TEARDOWN_S = 0.5
 """Destroying process groups; workers are killed, so no kernel is waited for.
