@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.published_pictures import train_image_count
 from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.run_length import train_image_count
 
 IMAGES = ("model.preset=resnet18", "task.name=image_classification", "optim.lr=0.1")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shardyard.config.schema.recipe import Recipe
+from shardyard.control.past_runs import PastRuns
 from shardyard.control.plan import Prediction, predict
-from shardyard.control.what_if import PastRuns
 from shardyard.planner.plan_diff import IN_USE, Advice, Change
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import STEP_S, RunWriter, resolved_run

@@ -207,8 +207,79 @@ def predict(
     """
     is_open = with_offers or deadline_s is not None or budget_usd is not None
     sources = sources_of(recipe, overrides)
+    base = _plan_of_sources(sources, is_open=is_open, calibrate=calibrate, prices=prices)
+    found = None if not is_open else _search_instances(base, deadline_s, budget_usd)
+    if found is not None and base.assumed is not None:
+        return replace(
+            predict(
+                sources, *_settings_of_quote(found.recommended, base.request.recipe.parallel),
+                layouts=layouts, calibrate=calibrate, dry_run_model=dry_run_model, told=told,
+                details=details, critical_batch=critical_batch,
+            ),
+            offers=found,
+            assumed=found.recommended.instance,
+        )  # fmt: skip
+    plan = base.plan
+    return Prediction(
+        plan=plan,
+        requested=base.request.recipe.parallel,
+        steps_reason=base.preview.steps_reason,
+        workload=base.workload,
+        search=_search(base, best=layouts),
+        offers=found,
+        dry_run=_dry_run(base.recipe, base.model, plan.layout, told) if dry_run_model else None,
+        cluster=base.cluster,
+        assumed=base.assumed,
+        samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
+        day_prices=base.day_prices,
+        reliefs=base.reliefs,
+        advice=_advice(base) if details and base.assumed is None else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BasePlan:
+    """The plan of a recipe on its machines, and what searches and advice may change of it."""
+
+    request: Request
+    preview: PartialResolution
+    machine: Machine | None
+    """This machine, if it is planned."""
+    assumed: str | None
+    """Instance that was assumed, as all are compared and the recipe names none."""
+    plan: Plan
+    phase: int
+    """Number of the phase that needs most memory: searches are for that one."""
+    recipe: Recipe
+    """Settled recipe of that phase."""
+    workload: Work
+    reliefs: tuple[Relief, ...]
+    variants: tuple[Relief, ...]
+    cluster: ClusterHardware | None
+    calibration: Calibration | None
+    day_prices: tuple[LivePrice, ...]
+    rate: Rate | None
+    """Price of a node today; None: the table's."""
+
+    @property
+    def model(self) -> Model:
+        return self.request.planned_model
+
+
+def _plan_of_sources(
+    sources: tuple[Source, ...],
+    *,
+    is_open: bool,
+    calibrate: Sequence[Path],
+    prices: Literal["table", "aws"],
+) -> _BasePlan:
+    """Plan a recipe as it is given.
+
+    Args:
+        is_open: Whether all instance types are compared.
+    """
     request, preview, machine, assumed = _resolved(sources, is_open=is_open)
-    settled, shape = preview.recipe, request.planned_model
+    settled, model = preview.recipe, request.planned_model
     day_prices = _day_prices(settled, is_open=is_open) if prices == "aws" else ()
     check_plannable(request, preview)
     devices = settled.cluster.devices
@@ -217,54 +288,30 @@ def predict(
     calibration = _calibration(calibrate, cluster)
     rate = rate_for(day_prices, _kind(settled)) if day_prices else None
     plan = _priced(plan_of(request, preview, machine, calibration), rate)
-    # layouts are looked for where most memory is needed
     needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
     part = preview.of_phases[needs_most]
-    settled, by_rule = part.recipe, "memory.loss_chunk" in part.reasons
-    workload = _work(settled, shape, plan.layout, cluster, chunks_by_rule=by_rule)
+    by_rule = "memory.loss_chunk" in part.reasons
     asked = of_phases(request.recipe)[needs_most]
     reliefs, variants = (
-        changed(asked, settled, shape, plan.layout, cluster, chunks_by_rule=by_rule)
+        changed(asked, part.recipe, model, plan.layout, cluster, chunks_by_rule=by_rule)
         for changed in (reliefs_of, variants_of)
     )
-    found = None if not is_open else _search_instances(
-        workload, plan, settled, preview.steps_reason, deadline_s, budget_usd, variants=variants,
-        reliefs=reliefs,
-    )  # fmt: skip
-    if found is not None and assumed is not None:
-        return replace(
-            predict(
-                sources, *_settings_of_quote(found.recommended, request.recipe.parallel),
-                layouts=layouts, calibrate=calibrate, dry_run_model=dry_run_model, told=told,
-                details=details, critical_batch=critical_batch,
-            ),
-            offers=found,
-            assumed=found.recommended.instance,
-        )  # fmt: skip
-    return Prediction(
-        plan=plan,
-        requested=request.recipe.parallel,
-        steps_reason=preview.steps_reason,
-        workload=workload,
-        search=_search(workload, cluster, calibration, best=layouts, reliefs=reliefs),
-        offers=found,
-        dry_run=_dry_run(settled, shape, plan.layout, told) if dry_run_model else None,
-        cluster=cluster,
+    return _BasePlan(
+        request=request,
+        preview=preview,
+        machine=machine,
         assumed=assumed,
-        samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
-        day_prices=day_prices,
+        plan=plan,
+        phase=needs_most,
+        recipe=part.recipe,
+        workload=_work(part.recipe, model, plan.layout, cluster, chunks_by_rule=by_rule),
         reliefs=reliefs,
-        advice=_advice(
-            Replanner(
-                request, settled, phase=needs_most, machine=machine, calibration=calibration,
-                priced=lambda replanned: _priced(replanned, rate),
-            ),
-            plan.phases[needs_most] if plan.phases else plan,
-            cluster,
-        )
-        if details and assumed is None
-        else None,
-    )  # fmt: skip
+        variants=variants,
+        cluster=cluster,
+        calibration=calibration,
+        day_prices=day_prices,
+        rate=rate,
+    )
 
 
 def _work(
@@ -279,21 +326,24 @@ def _work(
     return replace(work, chunks_by_rule=chunks_by_rule) if isinstance(work, Workload) else work
 
 
-def _advice(replanner: Replanner, plan: Plan, cluster: ClusterHardware | None) -> Advice:
+def _advice(base: _BasePlan) -> Advice:
     # only where it is wanted: with what reads runs of before, a plan would start later
+    from shardyard.control.past_runs import PastRuns
     from shardyard.control.suggestions import advise
-    from shardyard.control.what_if import PastRuns
 
-    settled = replanner.resolved
+    settled, plan = base.recipe, base.plan
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # it has been planned
     return advise(
-        replanner,
-        plan,
-        cluster=cluster,
+        Replanner(
+            base.request, settled, phase=base.phase, machine=base.machine,
+            calibration=base.calibration, priced=lambda replanned: _priced(replanned, base.rate),
+        ),
+        plan.phases[base.phase] if plan.phases else plan,
+        cluster=base.cluster,
         past=PastRuns(Path(settled.run.dir)),
         ranks=RankPlacement(layout=plan.layout, devices_per_node=devices),
-    )
+    )  # fmt: skip
 
 
 def _kind(recipe: Recipe) -> str:
@@ -415,21 +465,16 @@ def _calibration(paths: Sequence[Path], cluster: ClusterHardware | None) -> Cali
     return combined([read_calibration(path, cluster=cluster) for path in paths])
 
 
-def _search(
-    workload: Work,
-    cluster: ClusterHardware | None,
-    calibration: Calibration | None,
-    *,
-    best: int,
-    reliefs: Sequence[Relief],
-) -> Search | None:
+def _search(base: _BasePlan, *, best: int) -> Search | None:
+    """Look for the best layouts; None where no speed is known, as the plan's own speed says."""
+    cluster = base.cluster
     if cluster is None or not best:
         return None
-    if missing_rate(cluster.accelerator, workload.formats.compute):
-        return None  # the plan's own speed says so
+    if missing_rate(cluster.accelerator, base.workload.formats.compute):
+        return None
     return search(
-        workload, with_links(cluster, calibration), best=best, calibration=calibration,
-        reliefs=reliefs,
+        base.workload, with_links(cluster, base.calibration), best=best,
+        calibration=base.calibration, reliefs=base.reliefs,
     )  # fmt: skip
 
 
@@ -444,16 +489,9 @@ def _settings_of_quote(quote: ClusterQuote, axes: Parallel) -> tuple[str, ...]:
 
 
 def _search_instances(
-    workload: Work,
-    plan: Plan,
-    recipe: Recipe,
-    steps_reason: str,
-    deadline_s: float | None,
-    budget_usd: float | None,
-    *,
-    variants: Sequence[Relief],
-    reliefs: Sequence[Relief],
+    base: _BasePlan, deadline_s: float | None, budget_usd: float | None
 ) -> ClusterQuotes:
+    plan, recipe = base.plan, base.recipe
     if plan.phases:
         raise RequestError(
             "--offers looks for machines for one kind of step, and this run has "
@@ -462,11 +500,11 @@ def _search_instances(
         )
     if plan.steps is None:
         raise RequestError(
-            f"--offers needs the length of the run, which is {steps_reason}. Give run.steps, "
-            "run.samples or run.tokens."
+            f"--offers needs the length of the run, which is {base.preview.steps_reason}. Give "
+            "run.steps, run.samples or run.tokens."
         )
     return quote_clusters(
-        workload,
+        base.workload,
         steps=plan.steps,
         checkpoint_bytes=plan.checkpoint_bytes,
         # on each machine saves are as far apart as is best there
@@ -474,6 +512,6 @@ def _search_instances(
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         capacity=recipe.cluster.capacity or "on-demand",
-        variants=variants,
-        reliefs=reliefs,
+        variants=base.variants,
+        reliefs=base.reliefs,
     )

@@ -22,8 +22,9 @@ from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.rules.layout import requested_zero
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import unit_of
+from shardyard.control.past_runs import PastRuns
 from shardyard.control.request import Request
-from shardyard.control.what_if import PastRuns, Replanned, Replanner
+from shardyard.control.what_if import Replanned, Replanner
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine
@@ -233,7 +234,7 @@ def _with_degree(requested: Recipe, resolved: Recipe, axis: str, degree: int) ->
 # The planner is the only one who predicts: a change is the recipe with other settings, planned as
 # `shardyard plan` would (``control/what_if.py``). Which changes: ``control/suggestions.py``; the
 # difference in words: ``planner/plan_diff.py``; what runs of before measured:
-# ``control/what_if.py``.
+# ``control/past_runs.py``.
 
 
 def advise(

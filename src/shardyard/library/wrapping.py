@@ -126,27 +126,18 @@ def wrap(
         RequestError: The model, the optimizer or an axis is not for this form.
     """
     optimizers = listed(optimizer)
-    if gradients == "exact" and not optimizers:
-        raise RequestError(
-            'gradients="exact" begins anew after each step of the optimizer, and wrap() was given '
-            "none. Write model, optimizer = shardyard.wrap(model, optimizer, ...)."
-        )
+    _check_gradients(gradients, optimizers)
     _check_model(model)
     names = [_names_of(model, each) for each in optimizers]
     words, lists = plan or {}, (experts,) if isinstance(experts, str) else tuple(experts or ())
     is_own = bool(words or lists)
     mesh = _mesh(recipe, model, is_own=is_own)
-    split = [axis for axis in MODEL_AXES if getattr(mesh.layout, axis) > 1]
-    is_whole = mesh.layout.dp_shard == 1 and not split
     device = local_device(mesh.dense.device_type)
-    chosen: Mapping[str, nn.Module] = {}
+    split = _split_axes(mesh)
     if split:
         _check_options(split, gradients, None if is_own else blocks)
-    if not is_whole and (is_own or not split):
-        chosen = _blocks(model, but=lists) if blocks is None else _named(model, blocks)
-    if is_own:
-        check_custom_script(model, mesh.layout, blocks=chosen, plan=words, experts=lists)
-    if not is_whole:
+    chosen = _chosen_blocks(model, mesh, blocks, plan=words, experts=lists)
+    if not _is_replicated(mesh):
         check_shardable(model, optimizers, ranks=mesh.layout.world_size)
     control = host_group(model)
     _check_same_model(model, control)
@@ -159,12 +150,12 @@ def wrap(
     params = dict(model.named_parameters())
     for each, of_one in zip(optimizers, names, strict=True):
         _point(each, of_one, params)
-    is_known = bool(split) and not is_own
     attach(
         model,
         Sharded(
             mesh=mesh, device=device, reader=_AsWritten(held_twice), params=params,
-            has_weights=True, is_supported=is_known, built_as=built_as, control=control,
+            has_weights=True, is_supported=bool(split) and not is_own, built_as=built_as,
+            control=control,
         ),
     )  # fmt: skip
     if mesh.layout.ep > 1 or mesh.layout.pp > 1:
@@ -174,6 +165,34 @@ def wrap(
         for each in optimizers:
             exact.watch(each)
     return model if optimizer is None else (model, optimizer)
+
+
+def _split_axes(mesh: Mesh) -> list[str]:
+    """Return the axes that split the model itself, not only its parameters' storage."""
+    return [axis for axis in MODEL_AXES if getattr(mesh.layout, axis) > 1]
+
+
+def _is_replicated(mesh: Mesh) -> bool:
+    """Whether each rank holds the whole model."""
+    return mesh.layout.dp_shard == 1 and not _split_axes(mesh)
+
+
+def _chosen_blocks(
+    model: nn.Module,
+    mesh: Mesh,
+    blocks: str | Sequence[str] | None,
+    *,
+    plan: Mapping[str, str],
+    experts: Sequence[str],
+) -> Mapping[str, nn.Module]:
+    """Return the modules to shard one by one, by name; empty where the family says them."""
+    is_own = bool(plan or experts)
+    chosen: Mapping[str, nn.Module] = {}
+    if not _is_replicated(mesh) and (is_own or not _split_axes(mesh)):
+        chosen = _blocks(model, but=experts) if blocks is None else _named(model, blocks)
+    if is_own:
+        check_custom_script(model, mesh.layout, blocks=chosen, plan=plan, experts=experts)
+    return chosen
 
 
 def _spread(
@@ -194,9 +213,7 @@ def _spread(
         For each optimizer and parameter group the names of its parameters now, and the names of
         parameters that two stages of a pipeline hold.
     """
-    layout = mesh.layout
-    is_split = any(getattr(layout, axis) > 1 for axis in MODEL_AXES)
-    if layout.dp_shard == 1 and not is_split:
+    if _is_replicated(mesh):
         replicas = replicate(model)
         for each in optimizers:
             each.register_step_post_hook(replicas.broadcast_buffers)
@@ -206,7 +223,7 @@ def _spread(
     tied_across_stages: Sequence[str] = ()
     if plan or experts:
         shard_custom_script(model, mesh, blocks=blocks, plan=plan, experts=experts)
-    elif is_split:
+    elif _split_axes(mesh):
         script, now = shard_supported_script(model, mesh, device=device)
         tied_across_stages = script.tied_across_stages
         names = [[[new for old in group for new in now[old]] for group in each] for each in names]
@@ -231,6 +248,14 @@ class _AsWritten:
         raise RequestError(
             "this model has been through wrap(): the script calls it, and loss.backward(), as "
             "before. accumulate() and evaluate() belong to shardyard.parallelize()."
+        )
+
+
+def _check_gradients(gradients: str, optimizers: Sequence[Optimizer]) -> None:
+    if gradients == "exact" and not optimizers:
+        raise RequestError(
+            'gradients="exact" begins anew after each step of the optimizer, and wrap() was given '
+            "none. Write model, optimizer = shardyard.wrap(model, optimizer, ...)."
         )
 
 

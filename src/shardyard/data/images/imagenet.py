@@ -24,7 +24,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple, NoReturn
 from xml.parsers import expat
 
-from shardyard.config.published_pictures import IMAGENET
+from shardyard.config.run_length import IMAGENET
 from shardyard.config.sources import is_remote
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.tar import InTar, content_of, members
