@@ -37,7 +37,11 @@ OLD_NAMES = {"shardyard.elastic.peer_snapshots": "shardyard.elastic.neighbour"}
 VERBS = {"--help": 0.3, REFUSED: 0.7, PLAN: None}
 AGENT = "an agent's imports"
 NODE = {
-    AGENT: "import shardyard.elastic.agent, shardyard.elastic.peer_snapshots",
+    AGENT: (
+        "import shardyard.elastic.forkserver as server; "
+        "getattr(server, 'skip_shape_inference', int)(); "  # earlier checkouts have none
+        "import shardyard.elastic.agent, shardyard.elastic.peer_snapshots"
+    ),
     (FORK_SERVER := "a fork server's imports"): "import shardyard.elastic.forkserver",
 }
 """Of each node of a run; the fork server does its work when a child of an agent imports it."""

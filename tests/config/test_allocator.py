@@ -1,7 +1,7 @@
 """Memory of CUDA devices grows in segments."""
 
-from shardyard.config.allocator import enable_expandable_segments
 from shardyard.config.schema.recipe import Cluster, Recipe
+from shardyard.elastic.forkserver import enable_expandable_segments
 
 
 def test_memory_of_cuda_grows_in_segments_unless_somebody_said_otherwise() -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardyard import network_interface
-from shardyard.config.allocator import enable_expandable_segments
 from shardyard.config.endpoints import metrics_endpoint
 from shardyard.config.formulas import snapshot_labels, steps_between_checkpoints
 from shardyard.config.resolved import Resolved
@@ -27,7 +26,11 @@ from shardyard.config.secrets import without_secret_variables
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest, end_with
-from shardyard.elastic.forkserver import gc_paused
+from shardyard.elastic.forkserver import (
+    enable_expandable_segments,
+    gc_paused,
+    skip_shape_inference,
+)
 from shardyard.elastic.shared_memory import NOTES, AgentMemory
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.foreign_variables import remove_for_agent
@@ -105,6 +108,7 @@ def _conduct(
     )
     try:
         # Imported now: the fork server imports the same modules at the same time.
+        skip_shape_inference()
         with gc_paused():
             from shardyard.elastic.agent import NodeAttempt
             from shardyard.elastic.peer_snapshots import PeerReplication
