@@ -106,3 +106,27 @@ def test_no_code_but_the_rows_knows_an_optimizer_by_its_name() -> None:
         if names:
             found[file.relative_to(PACKAGE).as_posix()] = len(names)
     assert found == allowed
+
+
+def test_an_optimizer_that_reads_betas_says_which_it_was_published_with() -> None:
+    with_betas = {name for name, row in OPTIMIZERS.items() if row.betas is not None}
+    assert with_betas == {name for name, row in OPTIMIZERS.items() if "betas" in row.settings}
+
+
+@pytest.mark.parametrize(
+    ("settings", "betas"),
+    [
+        ((), (0.9, 0.95)),  # Llama 2, arXiv:2307.09288, section 2.2
+        (("optim.name=lamb",), (0.9, 0.999)),  # LAMB, arXiv:1904.00962
+        (("optim.name=lamb", "optim.betas=[0.9,0.95]"), (0.9, 0.95)),
+        (("optim.betas=[0.8,0.9]",), (0.8, 0.9)),
+    ],
+)
+def test_betas_that_no_recipe_sets_are_the_published_ones(
+    settings: tuple[str, ...], betas: tuple[float, float]
+) -> None:
+    recipe = load_recipe([], ["model.preset=llama-tiny", *settings])
+    assert recipe.optim.betas == betas
+    assert ("betas" in recipe.optim.model_fields_set) == any("betas" in each for each in settings)
+    # What an attempt trains by is read back from its file.
+    assert Recipe.model_validate(recipe.model_dump()).optim.betas == betas

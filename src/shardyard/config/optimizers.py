@@ -55,6 +55,8 @@ class Optimizer:
     """Bytes that an update reads and writes of a parameter, without its averages."""
     update: str
     """``module:class``, a ``train.optimizers.Update``."""
+    betas: tuple[float, float] | None = None
+    """Published ``optim.betas``, used where a recipe sets none; None: the optimizer reads none."""
     one_pass: OnePass | None = None
     """Update where one rank computes with weight copies; None: they are cast after the update."""
 
@@ -81,6 +83,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:AdamW",
+        betas=(0.9, 0.95),  # as Llama 2 (arXiv:2307.09288, section 2.2)
         one_pass=OnePass(
             update="shardyard.train.optimizers.one_pass:OnePassAdamW",
             # the gradient for its norm, and for the update; the weight, and its 16-bit copy
@@ -115,6 +118,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         # weight is read for its norm and once more
         moved_bytes=_ONE_PASS_BYTES + 5 * 4,
         update="shardyard.train.optimizers.lamb:LAMB",
+        betas=(0.9, 0.999),  # as its authors in all experiments (arXiv:1904.00962, section 4)
     ),
     "lars": Optimizer(
         state_tensors=(Average(name="momentum_buffer", factor="momentum"),),

@@ -5,11 +5,11 @@ by ``config/resolve.py``, which also says why. What no type can say is checked i
 ``config/rules/check.py``; what a layout may be is checked in ``config/rules/layout.py``.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shardyard.config.optimizers import OptimizerName
+from shardyard.config.optimizers import OPTIMIZERS, OptimizerName
 from shardyard.config.schema.base import (
     NAME,
     NAME_WORDS,
@@ -226,6 +226,14 @@ class Optim(Section):
     CPUs and in elastic runs."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Steps in a row that may be skipped because the loss or gradient is NaN or infinite."""
+
+    @model_validator(mode="after")
+    def _take_published_betas(self) -> Self:
+        """Let betas that nobody set be those with which the optimizer was published."""
+        published = OPTIMIZERS[self.name].betas
+        if published is not None and "betas" not in self.model_fields_set:
+            self.__dict__["betas"] = published  # not an assignment: it stays a default
+        return self
 
 
 class Parallel(Section):

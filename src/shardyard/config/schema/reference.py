@@ -104,6 +104,10 @@ def _by_optimizer(setting: str) -> list[str]:
         case "weight_decay":
             values = [f"{row.weight_decay:g} for {name}" for name, row in OPTIMIZERS.items()]
             return [f"auto: {', '.join(values)}."]
+        case "betas":
+            known = [(name, row.betas) for name, row in OPTIMIZERS.items() if row.betas]
+            values = [f"{list(betas)} for {name}" for name, betas in known]
+            return [f"Default: {', '.join(values)}; others have none."]
         case _:
             readers = readers_of(key)
             return [f"Only for {' and '.join(readers)}."] if readers else []
