@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
-    {"units", "io", "io.sanitize", "log", "io.polling", "ending_signals"},
+    {"units", "io", "io.sanitize", "log", "io.polling", "own_processes"},
     {"errors"},
     {
         "io.yaml",
@@ -25,13 +25,12 @@ BASE_ROWS = [
         "git",
         "io.aws",
         "plugins",
-        "command_lines",
         "file_faults",
         "control_groups",
         "network_interface",
         "foreign_variables",
     },
-    {"hardware", "io.digests", "families", "set_up", "given_file", "own_code"},
+    {"hardware", "io.digests", "families", "set_up", "own_code"},
     {"config"},
     {"rundir"},
     {"telemetry.health"},
@@ -299,7 +298,7 @@ FOUNDATION = {"errors", "io", "io.digests", "io.files", "io.polling", "io.saniti
 TRAINS = {"checkpoint", "config", "data", "families", "models", "parallel", "rundir"} | {
     "tasks", "train",
 }  # fmt: skip
-OWN_CODE = {"own_code", "command_lines"}
+OWN_CODE = {"own_code", "own_processes"}
 """The user's functions in a loss: where one fails, the message names its line."""
 REACHED = {
     "train/loop.py": FOUNDATION | TRAINS | OWN_CODE | {"observe"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.command_lines import add_current_folder_to_path, python_program
+from shardyard.own_processes import add_current_folder_to_path, python_program
 
 SRC = Path(__file__).parents[1] / "src" / "shardyard"
 

@@ -16,7 +16,6 @@ NOT_A_USE = {
     "config/schema/recipe.py",
     "config/rules/check.py",
     "config/rules/observe.py",
-    "config/rules/trainable.py",
     "config/rules/launch.py",
 }
 

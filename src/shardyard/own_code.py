@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from shardyard.command_lines import add_current_folder_to_path
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.own_processes import add_current_folder_to_path
 
 _FORM = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*")
 _OURS = Path(__file__).parent

@@ -20,7 +20,7 @@ from benchmarks.gpu.run import missing_packages, table
 from benchmarks.gpu.variants import LOADS as VARIED
 from benchmarks.gpu.variants import VARIANTS, variant_cells
 from shardyard.config.resolved import DatasetMetadata
-from shardyard.config.rules.trainable import check_trainable
+from shardyard.config.rules.check import check_trainable
 from shardyard.hardware.machine import Machine
 
 pytestmark = pytest.mark.system

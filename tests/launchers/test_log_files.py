@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardyard.launchers.base import LogLine
-from shardyard.launchers.log_files import read_logs
+from shardyard.launchers.base import LogLine, read_logs
 
 
 def test_all_lines_of_all_files_come_with_their_source(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.train.router_watch import RouterWatch
+from shardyard.train.errors import RouterWatch
 
 
 def test_three_steps_in_a_row_near_the_largest_load_are_told_once() -> None:

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardyard.checkpoint.buffers import buffers_of, inference_name
 from shardyard.checkpoint.export_files import CONFIG, ExportFiles, changed_config, copy_files
 from shardyard.checkpoint.load import SavedTensors, load_tensors, read_shapes
-from shardyard.config.image_classes import class_names
 from shardyard.config.model.files import base_digest
 from shardyard.config.model.source import model_folder
 from shardyard.config.resolved import Resolved
+from shardyard.config.rules.images import class_names
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.file_tensors import ParameterPiece
 from shardyard.families.images.network import ImageNetwork

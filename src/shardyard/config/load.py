@@ -24,7 +24,7 @@ from shardyard.config.validate import (
 )
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
 from shardyard.file_faults import broken_link_on_path
-from shardyard.given_file import read_user_file
+from shardyard.io.files import read_user_file
 from shardyard.io.yaml import InvalidYamlError, is_null_word, read_yaml, write_yaml
 
 Source: TypeAlias = str | Path | Mapping[str, Any] | Recipe

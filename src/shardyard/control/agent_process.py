@@ -17,11 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from shardyard.command_lines import python_program
 from shardyard.control.follow import ViewFactory, follow, log_view
-from shardyard.ending_signals import is_hang_up_ignored
 from shardyard.io.files import parse_json
 from shardyard.io.polling import wait_for
+from shardyard.own_processes import is_hang_up_ignored, python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.state import resume_words

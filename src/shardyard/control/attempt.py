@@ -10,12 +10,12 @@ from typing import Any
 
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.formulas import first_batch
-from shardyard.config.image_classes import class_notes
 from shardyard.config.load import dump_recipe
 from shardyard.config.model.source import has_tokenizer, table_rows
 from shardyard.config.resolve import reuse_previous
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.custom_module import NO_SHAPE
+from shardyard.config.rules.images import class_notes
 from shardyard.config.run_length import Length, requested_samples
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe

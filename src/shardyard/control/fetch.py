@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.command_lines import python_program
 from shardyard.control.aux_jobs import SideTerms, run_side_job, side_request
 from shardyard.control.run_location import RunLocation, nodes_folder
 from shardyard.control.side_jobs import open_remote_files
@@ -20,6 +19,7 @@ from shardyard.io.digests import FileDigest, FolderDigests
 from shardyard.io.files import make_folder, write_text
 from shardyard.launchers.base import SideJob
 from shardyard.log import info, warn
+from shardyard.own_processes import python_program
 from shardyard.rundir.contracts import LINE_FILES
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.download import (

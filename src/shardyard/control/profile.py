@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.command_lines import ISOLATED
 from shardyard.config.rules.observe import is_ranks, ranks_of
 from shardyard.control.follow import Tail
 from shardyard.control.job import fetch_progress
@@ -15,6 +14,7 @@ from shardyard.io.files import parse_json
 from shardyard.launchers.base import Executor, JobState
 from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.log import info
+from shardyard.own_processes import ISOLATED
 from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.profiles import ProfileSummary, leave_request, new_request, take_request

@@ -42,7 +42,7 @@ from shardyard.config.resolve import (
     reuse_previous,
 )
 from shardyard.config.resolved import DatasetMetadata, Resolved, settings_in
-from shardyard.config.rules.check import load_checked_recipe
+from shardyard.config.rules.check import check_trainable, load_checked_recipe
 from shardyard.config.rules.custom_module import (
     FOLLOWING_A_SHAPE,
     LACKS,
@@ -53,7 +53,6 @@ from shardyard.config.rules.custom_module import (
     require_shape,
 )
 from shardyard.config.rules.model import check_model
-from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.weight_files import has_weight_files

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from shardyard.command_lines import python_program
 from shardyard.control_groups import memory_limit
-from shardyard.ending_signals import is_hang_up_ignored
 from shardyard.errors import (
     EXIT_DRAINED,
     EXIT_INTERRUPTED,
@@ -23,6 +21,7 @@ from shardyard.errors import (
     ShardyardError,
 )
 from shardyard.io.files import parse_json
+from shardyard.own_processes import is_hang_up_ignored, python_program
 
 _ERRORS: dict[int, type[ShardyardError]] = {
     error.exit_code: error

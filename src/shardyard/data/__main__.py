@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _answer(work: Callable[[], dict[str, object]]) -> int:
-    from shardyard.ending_signals import signals_as_exceptions
     from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+    from shardyard.own_processes import signals_as_exceptions
 
     answer: ShardyardError
     try:

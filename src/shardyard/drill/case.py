@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.command_lines import python_program
 from shardyard.drill.case_state import CaseState, MissedInjection
 from shardyard.drill.faults import Fault
 from shardyard.drill.network import clock_of, network_of
@@ -33,6 +32,7 @@ from shardyard.drill.sandbox import mount_own, unmount
 from shardyard.drill.scene import TaggedProcesses
 from shardyard.errors import RequestError
 from shardyard.io.polling import wait_for
+from shardyard.own_processes import python_program
 from shardyard.rundir.contracts import FAULTS_VARIABLE
 from shardyard.rundir.jsonl import read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir

@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from shardyard.command_lines import python_program
 from shardyard.drill.sandbox import SkewedClock, no_namespaces_reason, unshare_network
 from shardyard.errors import ShardyardError
 from shardyard.io.files import parse_json
+from shardyard.own_processes import python_program
 from shardyard.rundir.contracts import HOSTS_VARIABLE, Hosts
 
 INTERFACE = "drill0"

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardyard.command_lines import python_program
 from shardyard.drill.sandbox import SHARED_MEMORY, is_in_namespaces
 from shardyard.drill.scene import TaggedProcesses, words_of
 from shardyard.errors import ShardyardError
 from shardyard.io.files import parse_json, read_json_object
 from shardyard.io.polling import wait_for
+from shardyard.own_processes import python_program
 from shardyard.rundir.jsonl import read_counted, read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardyard.command_lines import python_program
 from shardyard.errors import RequestError
 from shardyard.io.files import parse_json
+from shardyard.own_processes import python_program
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardyard.ending_signals import signals_as_exceptions
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 from shardyard.io.sanitize import sanitize
 from shardyard.log import LOG
+from shardyard.own_processes import signals_as_exceptions
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

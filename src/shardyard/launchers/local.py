@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shardyard.command_lines import python_program, word
 from shardyard.config.machines import reject_capacity_settings
 from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
@@ -41,6 +40,7 @@ from shardyard.launchers.base import (
     LogLine,
     Removal,
     Rendered,
+    read_logs,
 )
 from shardyard.launchers.ledger import (
     RUN_ID,
@@ -59,7 +59,7 @@ from shardyard.launchers.local_job import (
     supervises,
     supervisor_of,
 )
-from shardyard.launchers.log_files import read_logs
+from shardyard.own_processes import python_program, word
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked

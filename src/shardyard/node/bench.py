@@ -15,7 +15,6 @@ from typing import Any
 
 from shardyard.bench import nccl_table
 from shardyard.bench.nccl_table import CollectiveTiming
-from shardyard.command_lines import python_program
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control_groups import usable_cores
 from shardyard.errors import RequestError, ShardyardError
@@ -31,6 +30,7 @@ from shardyard.node.network_check import (
     network_in,
     write_network_event,
 )
+from shardyard.own_processes import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import (
     NetworkBench,

@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shardyard.command_lines import ISOLATED
 from shardyard.launchers.aws_batch.requests import RECIPE_VARIABLE
+from shardyard.own_processes import ISOLATED
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ from shardyard.config.layout import rank_of_stage
 from shardyard.config.schema.recipe import Parallel
 from shardyard.data.loader import IGNORED
 from shardyard.errors import RequestError
-from shardyard.models.inputs import Inputs
+from shardyard.models.forward import Inputs
 from shardyard.models.submodules import part_of
 from shardyard.parallel.fsdp import GradientSync
 from shardyard.parallel.mesh import Mesh

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from threading import Event, Timer
 from typing import Any
 
-from shardyard.command_lines import python_program
 from shardyard.config.layout import Layout
-from shardyard.config.rules.trainable import check_trainable
+from shardyard.config.rules.check import check_trainable
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.io.files import parse_json
+from shardyard.own_processes import python_program
 
 _PROGRAM = python_program("shardyard.train.dry_run")
 _TIMEOUT_S = 900.0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.models.attention import document_starts, most_documents
-from shardyard.models.inputs import Inputs
+from shardyard.models.forward import Inputs
 from shardyard.parallel.collectives import gather_vocabulary
 from shardyard.parallel.fsdp import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from shardyard.command_lines import python_program
 from shardyard.io.files import parse_json
 from shardyard.io.polling import poll_in_background
+from shardyard.own_processes import python_program
 
 _END_S = 2.0
 """Seconds within which it ends by itself once no process writes to it any more."""

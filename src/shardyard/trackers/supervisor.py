@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from shardyard.command_lines import python_program
 from shardyard.config.rules.observe import services_of
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import StorageError
 from shardyard.io.files import FILE_MODE, make_folder, parse_json
 from shardyard.log import info, warn
+from shardyard.own_processes import python_program
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.trackers.service import PREFIXES, WORDS, without_user

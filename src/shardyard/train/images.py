@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardyard.config.image_classes import folder_head
 from shardyard.config.resolved import Resolved
-from shardyard.config.rules.images import check_step_batch
+from shardyard.config.rules.images import check_step_batch, folder_head
 from shardyard.errors import RecipeError
 from shardyard.models.build import freeze
 from shardyard.models.images import (

@@ -25,14 +25,13 @@ from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.jsonl import EXPERT_LOAD
 from shardyard.torch_private import compile_seconds
-from shardyard.train.errors import not_saved, scale_too_small, too_many_skipped
+from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import WorkerPhase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.optim import flip_bit, inject_nan, lr_at
 from shardyard.train.pauses import RunningClock
 from shardyard.train.profile import NO_PROFILES, Profiling
-from shardyard.train.router_watch import RouterWatch
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training

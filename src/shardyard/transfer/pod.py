@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shardyard.command_lines import ISOLATED
 from shardyard.errors import DataError, LostError
 from shardyard.launchers.kubernetes.exec import CommandError, LostConnectionError
 from shardyard.launchers.kubernetes.logs import lines_of
+from shardyard.own_processes import ISOLATED
 from shardyard.transfer.download import RemoteListing, read_listing
 
 

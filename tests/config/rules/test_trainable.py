@@ -4,8 +4,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.load import load_recipe
-from shardyard.config.rules.check import check, load_checked_recipe
-from shardyard.config.rules.trainable import check_trainable
+from shardyard.config.rules.check import check, check_trainable, load_checked_recipe
 from shardyard.errors import RecipeError
 
 REFUSED = [

@@ -9,9 +9,9 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, StorageError
-from shardyard.given_file import read_user_file
 from shardyard.importers.configs.shell import read_script
 from shardyard.importers.configs.source_file import read_files
+from shardyard.io.files import read_user_file
 from shardyard.io.yaml import read_yaml
 
 pytestmark = pytest.mark.heavy

@@ -21,8 +21,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.file_faults import broken_link_error, content_error
-from shardyard.given_file import read_user_file
-from shardyard.io.files import MOST_JSON_BYTES, parse_json
+from shardyard.io.files import MOST_JSON_BYTES, parse_json, read_user_file
 
 
 def model_folder(

@@ -27,10 +27,10 @@ from shardyard.config.rules.model import check_lora, check_model
 from shardyard.config.rules.node_exclusion import check_node_exclusion
 from shardyard.config.rules.observe import check_alerts, check_exporters, check_profile
 from shardyard.config.rules.own_code import check_own_code
+from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.rules.precision import check_precision
 from shardyard.config.rules.reproducible import check_reproducible
 from shardyard.config.rules.timeouts import check_timeouts
-from shardyard.config.rules.trainable import check_trainable
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Model, Optim, Recipe, TaskSettings
 from shardyard.config.secrets import HIDDEN, find_credential, is_variable, parse_references
@@ -39,6 +39,7 @@ from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.presets import PRESETS, preset_named
 from shardyard.hardware.accelerator import device_kind_error
+from shardyard.hardware.cluster import ClusterHardware
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
@@ -484,3 +485,40 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
 
 def _show(value: object) -> str:
     return HIDDEN if find_credential(str(value)) else str(value)
+
+
+def check_trainable(recipe: Recipe) -> list[Problem]:
+    """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
+
+    A model in a folder or on the hub is judged by its config.json.
+    """
+    return [
+        *settings_planned_only(recipe),
+        *_untrainable_machines(recipe),
+        *_untrainable_model(recipe),
+    ]
+
+
+def _untrainable_model(recipe: Recipe) -> Iterable[Problem]:
+    named = preset_named(recipe.model.preset)
+    if named is not None and named.shape.is_planned_only:
+        what = "a model with latent attention"
+        remedy = "a preset of another family, such as qwen3-30b-a3b"
+        yield planned_only("model.preset", recipe.model.preset, what, remedy)
+
+
+def _untrainable_machines(recipe: Recipe) -> Iterable[Problem]:
+    cluster, chosen = recipe.cluster, _chosen(recipe)
+    if chosen is None or chosen.accelerator.device != "xla" or cluster.device == "xla":
+        return  # or told already
+    setting = "file" if cluster.instance is None else "instance"
+    what = f"a run on {chosen.accelerator.name}"
+    yield planned_only(f"cluster.{setting}", getattr(cluster, setting), what, DEVICES)
+
+
+def _chosen(recipe: Recipe) -> ClusterHardware | None:
+    """The machines that a recipe names; None: this one, or another check says what is wrong."""
+    try:
+        return chosen_cluster(recipe.cluster)
+    except RequestError:
+        return None

@@ -1,15 +1,27 @@
-"""Check image settings: wrong ones in recipes for images, and any in recipes for text."""
+"""Check image settings: wrong ones in recipes for images, and any in recipes for text.
+
+Also the class names of a run's images, and the head of a folder's network that fits them.
+"""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from shardyard.config.formulas import first_batch, step_samples
+from shardyard.config.resolved import Resolved
 from shardyard.config.rules.custom_module import check_unsupported_axes
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
 from shardyard.errors import Problem
+from shardyard.families.images.class_names import (
+    HeadOrder,
+    class_names_in,
+    head_order,
+    outputs_in,
+)
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import IMAGE_PRESETS, KINDS, operators_of
+from shardyard.io.files import read_json_object
 
 _WHAT = "a network for images"
 
@@ -177,3 +189,27 @@ def _check_augmentation(recipe: Recipe) -> Iterable[Problem]:
     if images.mixes and recipe.optim.micro_batch == 1:
         text = "=1 leaves no other image to mix with. Give more, or leave out "
         yield Problem("optim.micro_batch", f"{text}data.images.mixup and data.images.cutmix.")
+
+
+def class_names(resolved: Resolved) -> list[str] | None:
+    """Names of the prepared data's classes, in the order of their numbers; None: it is gone."""
+    try:
+        names: list[str] = read_json_object(Path(resolved.data.dir) / "manifest.json")["classes"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return names
+
+
+def folder_head(resolved: Resolved) -> HeadOrder | None:
+    """Return the order of the head of a run's starting folder; None: there is no such folder."""
+    names = class_names(resolved) if resolved.network is not None else None
+    if resolved.model_dir is None or names is None:
+        return None
+    content = read_json_object(Path(resolved.model_dir) / "config.json")
+    return head_order(names, class_names_in(content), outputs=outputs_in(content))
+
+
+def class_notes(resolved: Resolved) -> list[str]:
+    """Warn where the head of the folder is reordered, left, or without names."""
+    order = folder_head(resolved)
+    return [] if order is None or not order.note else [f"{resolved.model_dir}: {order.note}."]

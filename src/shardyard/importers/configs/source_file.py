@@ -17,8 +17,8 @@ import yaml
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.file_faults import broken_link_on_path
-from shardyard.given_file import read_user_file
 from shardyard.importers.configs.rules import ConfigEntry
+from shardyard.io.files import read_user_file
 from shardyard.io.yaml import read_yaml
 
 MOST_BYTES = 4_000_000

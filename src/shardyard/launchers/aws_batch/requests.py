@@ -11,7 +11,6 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from shardyard.command_lines import ISOLATED
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
 from shardyard.errors import LostNodeError, RequestError
@@ -19,6 +18,7 @@ from shardyard.hardware import nvidia
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.image.dockerfile import USER_ID
 from shardyard.launchers.base import LaunchRequest
+from shardyard.own_processes import ISOLATED
 from shardyard.units import format_seconds
 
 LOG_GROUP = "/aws/batch/job"

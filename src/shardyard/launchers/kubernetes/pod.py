@@ -6,7 +6,6 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from shardyard.command_lines import ISOLATED
 from shardyard.config.endpoints import ADDRESS_VARIABLE, metrics_endpoint
 from shardyard.config.machines import capacity_of
 from shardyard.config.schema.launch import Volume
@@ -21,6 +20,7 @@ from shardyard.launchers.kubernetes.names import container_of, job_kind
 from shardyard.launchers.kubernetes.ownership import RUN_ID, origin_notes
 from shardyard.launchers.kubernetes.policies import node_affinity
 from shardyard.launchers.kubernetes.resources import Demand, chosen_instance, demand_of
+from shardyard.own_processes import ISOLATED
 
 RECIPE_FOLDER = "/shardyard/recipe"
 GRACE_MARGIN_S = 30

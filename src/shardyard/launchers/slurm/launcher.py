@@ -33,6 +33,7 @@ from shardyard.launchers.base import (
     Rendered,
     SchedulerJob,
     answer,
+    read_logs,
 )
 from shardyard.launchers.ledger import (
     RUN_ID,
@@ -43,7 +44,6 @@ from shardyard.launchers.ledger import (
     Submission,
     form,
 )
-from shardyard.launchers.log_files import read_logs
 from shardyard.launchers.secrets import check_supported
 from shardyard.launchers.slurm.checks import slurm_checks
 from shardyard.launchers.slurm.clients import (

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from shardyard.command_lines import ISOLATED, word
 from shardyard.config.machines import reject_capacity_settings
 from shardyard.config.rules.slurm_options import gpus_in, words_of
 from shardyard.config.rules.timeouts import check_timeouts
@@ -22,6 +21,7 @@ from shardyard.errors import RecipeError, RequestError
 from shardyard.foreign_variables import SRUN_DEFAULTS
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
+from shardyard.own_processes import ISOLATED, word
 
 NODE_PROGRAM = (*ISOLATED, "shardyard.node")
 SIDE_PROGRAM = (*ISOLATED, "shardyard.node.side_job")
