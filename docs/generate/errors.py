@@ -29,9 +29,10 @@ folder. For symptoms, see [troubleshooting](troubleshooting.md).
 | 2 | wrong request; no work was started | correct the settings that the message lists |
 | 3 | not available now: no capacity, no answer | run the same command again later |
 | 4 | no permission | log in, or ask an administrator |
+| 10, 11, 12 | memory, budget or deadline of [a check](verbs/plan.md#check-recipes-in-ci) | |
 | 75 | a node was lost | a scheduler restarts the job; else `shardyard resume RUN` |
-| 130 | interrupted with Ctrl-C | `shardyard resume RUN` |
-| 143 | saved, stopped and resumable | `shardyard resume RUN` |
+| 130 | interrupted with Ctrl-C; `train` saves its last step | `shardyard resume RUN` |
+| 143 | stopped by SIGTERM, time limit or `launch.max_usd`, after saving | `shardyard resume RUN` |
 """
 SHOWN: dict[str, dict[tuple[str, str], str]] = {
     "Recipe and launch": {

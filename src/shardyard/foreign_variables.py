@@ -32,7 +32,7 @@ class VariableGroup:
 SLURM_ADDRESS = VariableGroup(
     names=r"SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT",
     display="`SLURM_CONF`, `SLURM_CONF_SERVER`, `SLURM_JWT`",
-    does="say which Slurm is asked, and by whom",
+    does="choose the Slurm cluster and the user's token",
     fate="honoured",
     handling="every client of Slurm gets them",
 )
@@ -107,7 +107,7 @@ PLACE = VariableGroup(
     display="`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`",
     does="say where a process is among the others",
     fate="removed",
-    handling="the orders of each worker set them anew",
+    handling="set again for each worker",
 )
 TABLE = (
     SLURM_ADDRESS, SLURM_OPTIONS, SLURM_CLUSTER, SRUN_DEFAULTS, STARTED_BY, OF_TORCH_AGENT,

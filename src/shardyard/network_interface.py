@@ -154,7 +154,7 @@ def problem_of(environ: Mapping[str, str]) -> str:
     elif value[0] in "^=":
         why = f"gloo takes plain names, without {value[0]}"
     else:
-        why = f"there is no interface {wrong[0]!r}"
+        why = f"interface {wrong[0]!r} does not exist"
     return (
         f"{VARIABLE}={value}: {why} on {socket.gethostname()}. Interfaces with an address: "
         f"{', '.join(usable) or 'none'}. Unset the variable (`unset {VARIABLE}`): workers then use "

@@ -186,7 +186,7 @@ def _duplicate_message(claimants: Collection[PlugIn]) -> str:
 
 
 def _fix_hint(plug_in: PlugIn) -> str:
-    return f"Mend, update or uninstall {plug_in.distribution}; nothing else needs it."
+    return f"Fix, update or uninstall {plug_in.distribution}; no other part needs it."
 
 
 @cache

@@ -92,7 +92,7 @@ def parse_seconds(text: str) -> float:
     parts = _LENGTH.findall(asked) if len(asked) <= _LONGEST_LENGTH else []
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not parts or _LENGTH.sub("", asked) or not 0 < seconds < math.inf:
-        raise ValueError(f"{text!r} is no length of time such as 90min, 24h or 1.5d")
+        raise ValueError(f"{text!r} is not a length of time such as 90min, 24h or 1.5d")
     return seconds
 
 

@@ -212,7 +212,7 @@ def test_no_run_and_no_checkpoint_are_wrong_requests(
     tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path / "nothing"), "--to", str(tmp_path / "hf")]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     write_resolved(RunDir(tmp_path / "young").resolved(1), resolve(data_dir))
     assert main([str(tmp_path / "young"), "--to", str(tmp_path / "hf")]) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err

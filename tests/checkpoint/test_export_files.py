@@ -198,7 +198,7 @@ def test_a_source_that_is_gone_is_told_and_one_that_the_recipe_names_is_found(
     assert exported(resolved, tmp_path / "out").config == CONFIG
     source.rename(tmp_path / "moved")
     (warning,) = exported(resolved, tmp_path / "again").warnings
-    assert f"{source} is not here, or not any more" in warning and "Bring it back" in warning
+    assert f"{source} is missing" in warning and "Bring it back" in warning
     assert GenerationConfig.from_pretrained(tmp_path / "again").eos_token_id == 90
 
 

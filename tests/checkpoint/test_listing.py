@@ -123,13 +123,16 @@ END: dict[str, Any] = {"end": {"steps": [], "best": None, "warnings": []}}
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ({**GOOD, "file": "/etc/passwd"}, "no plain path"),
+        ({**GOOD, "file": "/etc/passwd"}, "not a plain path"),
         ({**GOOD, "file": "../../.ssh/authorized_keys"}, "leads out"),
-        ({**GOOD, "file": "ledger.jsonl"}, "no file that a run's other side may bring"),
-        ({**GOOD, "file": "recipe.yaml"}, "no file that a run's other side may bring"),
-        ({**GOOD, "file": "logs/job-1/status.json"}, "no file that a run's other side may bring"),
+        ({**GOOD, "file": "ledger.jsonl"}, "not a file that the remote side of a run may send"),
+        ({**GOOD, "file": "recipe.yaml"}, "not a file that the remote side of a run may send"),
+        (
+            {**GOOD, "file": "logs/job-1/status.json"},
+            ("not a file that the remote side of a run may send"),
+        ),
         ({**GOOD, "bytes": -1}, "no number of bytes"),
-        ({**GOOD, "sha256": "x"}, "no SHA-256"),
+        ({**GOOD, "sha256": "x"}, "not a SHA-256"),
         ({"end": {"steps": ["1"], "best": None, "warnings": []}}, "no steps"),
         ([], "TypeError|indices|form"),
     ],

@@ -171,7 +171,9 @@ def test_an_unwritable_place_is_told_with_what_to_do(
     (tmp_path / "file").write_text("")
     saver = Saver(tmp_path / "file" / "x", group=alone, rank=0, world_size=1, keep_last=2)
     saver.save(1, {"model.w": torch.zeros(3)}, {})
-    with pytest.raises(StorageError, match=r"Not a directory.*no earlier checkpoint; resume"):
+    with pytest.raises(
+        StorageError, match=r"Not a directory.*has not saved a checkpoint yet; resume"
+    ):
         saver.wait()
     saver.close()
 
@@ -226,7 +228,7 @@ def test_a_full_disk_stops_all_ranks_at_one_step_and_leaves_the_earlier_checkpoi
     # both write at once: either may be the one that finds no room
     who = r"step-00000002 cannot be saved: rank [01] got 'No space left on device'"
     assert re.search(who, message)
-    assert "A checkpoint needs about 4.0 MiB beside those kept" in message
+    assert "A checkpoint needs about 4.0 MiB in addition to those kept" in message
     assert "checkpoint.keep_last" in message
     assert "The checkpoint of step 1 is intact; resume the run" in message
     assert told[0]["left"] == ["latest", "step-00000001"]

@@ -144,7 +144,7 @@ def test_the_folder_of_a_benchmark_is_no_training(
     place = ["--runs-dir", str(tmp_path / "runs")]
     assert main([verb, "first", *options, *place], launchers={"fake": fake}) == 2
     said = capsys.readouterr().err
-    assert "run first is a benchmark (bench network) and has trained nothing" in said
+    assert "run first is a benchmark (bench network) which does not train and has " in said
     assert "`shardyard bench network RECIPE --on LAUNCHER` measures again" in said
     assert len(fake.submitted) == submitted and not fake.scaled
 
@@ -208,7 +208,7 @@ def test_a_network_that_was_not_used_makes_the_comparison_fail(
     tmp_path: Path, capsys: Captured
 ) -> None:
     assert bench(tmp_path / "a", networks(wrong=("eth1",)), *BOTH) == 1
-    said = "# sockets:eth1: network used: TCP sockets (lo): NOT what was asked"
+    said = "# sockets:eth1: network used: TCP sockets (lo): NOT the requested one"
     assert said in capsys.readouterr().out
     assert bench(tmp_path / "b", networks(wrong=("eth1",)), *BOTH, "--json") == 1
     content = json.loads(capsys.readouterr().out)
@@ -251,5 +251,5 @@ def test_pods_are_given_all_interfaces_or_one_or_sockets(tmp_path: Path, capsys:
 
 
 def test_what_another_version_asks_is_refused() -> None:
-    with pytest.raises(RequestError, match="is no benchmark that this version of Shardyard knows"):
+    with pytest.raises(RequestError, match="is not a benchmark of this version of Shardyard"):
         NetworkBench.from_text('{"collectives": ["all_reduce"], "colour": "red"}')

@@ -74,7 +74,8 @@ def test_a_target_that_cannot_be_asked_is_judged_by_the_request_alone(
 
 
 @pytest.mark.parametrize(
-    ("is_here", "words"), [(True, "need --on and a RECIPE"), (False, "can be installed on fake")]
+    ("is_here", "words"),
+    [(True, "need --on and a RECIPE"), (False, ("cannot install anything on fake"))],
 )
 def test_nothing_is_installed_on_this_machine_nor_where_no_launcher_can(
     capsys: pytest.CaptureFixture[str], words: str, *, is_here: bool

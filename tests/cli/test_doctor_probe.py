@@ -74,7 +74,7 @@ def test_a_dry_run_prints_the_job_and_submits_nothing(tmp_path: Path, capsys: Ca
 def test_without_a_terminal_it_asks_for_yes(tmp_path: Path, capsys: Captured) -> None:
     site = Site(tmp_path, GOOD)
     assert site.doctor() == 1
-    assert "nothing was done: there is no terminal" in " ".join(capsys.readouterr().out.split())
+    assert "not confirmed, as this is not a terminal" in " ".join(capsys.readouterr().out.split())
     assert site.fake.created == set()
 
 

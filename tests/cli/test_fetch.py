@@ -236,7 +236,7 @@ def test_a_folder_that_this_machine_sees_needs_no_fetch(tmp_path: Path, capsys: 
     assert launch(tmp_path, near, "--yes") == 0
     capsys.readouterr()
     assert shardyard(near, "fetch", "first", *runs_dir(tmp_path)) == 0
-    assert "nothing to bring" in capsys.readouterr().err
+    assert "no files to fetch" in capsys.readouterr().err
 
 
 def idle(seconds: float) -> SideWork:
@@ -258,7 +258,7 @@ def test_the_idle_side_job_ends_when_nobody_has_read_for_a_while(tmp_path: Path)
 
     reader = tmp_path / "77"
     told = stay(idle(300), clock=lambda: now, sleep=sleep, processes=tmp_path)
-    assert told == {"ended": "nobody read for 300 s"}
+    assert told == {"ended": "no reader for 300 s"}
     assert 545 <= now <= 552
 
 

@@ -69,7 +69,7 @@ def test_a_bucket_that_is_not_there_is_told_and_nothing_is_written(
     site: Site, capsys: Captured
 ) -> None:
     assert site.fetch("--via", "s3://nobodys/x") == 2
-    assert "there is no bucket 'nobodys'" in capsys.readouterr().err
+    assert "bucket 'nobodys' does not exist" in capsys.readouterr().err
     assert not site.here.report_html.exists()
 
 

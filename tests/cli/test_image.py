@@ -41,10 +41,10 @@ def test_a_dry_push_says_what_it_would_do(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["build", "--base", "tpu"], "--base 'tpu' is no base. Use cpu, cuda-efa, cuda126-efa"),
+        (["build", "--base", "tpu"], "--base 'tpu' is not a base. Use cpu, cuda-efa, cuda126-efa"),
         (["build", "--base", "gaudi"], "Give a newer one with --base gaudi:IMAGE"),
-        (["build", "--tag", "-x"], "--tag '-x' is no name of an image. Write registry/name:tag"),
-        (["push", "Registry.example/A:1"], "TO 'Registry.example/A:1' is no name of an image"),
+        (["build", "--tag", "-x"], "--tag '-x' is not a name of an image. Write registry/name:tag"),
+        (["push", "Registry.example/A:1"], "TO 'Registry.example/A:1' is not a name of an image"),
     ],
 )
 def test_a_wrong_request_says_what_to_do(

@@ -67,8 +67,8 @@ def test_where_nobody_can_be_asked_the_usual_answer_is_taken_and_said(
     words = ("--model", "llama-1b", "--where", "slurm p5.48xlarge", "--dry-run")
     assert main(["init", *words]) == 0
     told = capsys.readouterr().err
-    assert "--data is not given, and nobody can be asked: python-stdlib" in told
-    assert "--how-long is not given, and nobody can be asked: 300 steps" in told
+    assert "--data is missing, and no terminal is there to ask: python-stdlib" in told
+    assert "--how-long is missing, and no terminal is there to ask: 300 steps" in told
     assert "--model is not given" not in told
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_option_is_refused_in_the_words_of_a_recipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["init", "--model", "lama-tiny"]) == 2
-    assert "model.preset=lama-tiny is no preset. Did you mean llama-tiny?" in (
+    assert "model.preset=lama-tiny is not a preset. Did you mean llama-tiny?" in (
         capsys.readouterr().err
     )
 
@@ -101,7 +101,9 @@ def test_a_wrong_answer_in_a_terminal_is_told_and_asked_again(folder: Path) -> N
     with terminal(command, folder=folder, environ={"TERM": "dumb"}) as person:
         person.wait(r"model \[llama-tiny\]: ")
         person.type("lama3-70b\n")
-        person.wait(r"error: recipe has 1 problem:\n  model\.preset=lama3-70b is no preset\. Did")
+        person.wait(
+            r"error: recipe has 1 problem:\n  model\.preset=lama3-70b is not a preset\. Did"
+        )
         person.wait(r"model \[llama-tiny\]: ")
         person.type("llama3.1-405b\n")
         person.wait(r"where \[here\]: ")

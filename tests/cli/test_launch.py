@@ -121,7 +121,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_submitted(
 ) -> None:
     assert launch(tmp_path, fake) == 2
     err = capsys.readouterr().err
-    assert "there is no terminal to confirm on" in err
+    assert "this is not a terminal" in err
     assert "--dry-run" in err and "--yes" in err
     assert not (tmp_path / "runs").exists()
 
@@ -134,10 +134,12 @@ def test_a_plan_that_does_not_fit_is_refused_unless_it_is_forced(
     err = capsys.readouterr().err
     assert "the plan does not fit" in err and "--force" in err
     assert not (tmp_path / "runs").exists()
-    assert launch(tmp_path, fake, "--dry-run", *large) == 0
+    assert launch(tmp_path, fake, "--dry-run", *large) == 2
     captured = capsys.readouterr()
-    assert "it would be rejected" in captured.err
+    assert "error: the plan does not fit" in captured.err
     assert captured.out.startswith("# 2 x 8")
+    assert launch(tmp_path, fake, "--dry-run", "--force", *large) == 0
+    assert capsys.readouterr().out.startswith("# 2 x 8")
     assert launch(tmp_path, fake, "--yes", "--force", *large) == 0
 
 
@@ -209,7 +211,7 @@ def test_a_price_that_the_nodes_would_not_know_is_no_limit(
     ours = ("cluster.device=auto", "cluster.devices=auto", f"cluster.file={machine}")
     words = (*ours, "optim.global_batch=16", "launch.run_dir=/runs", "launch.max_usd=1e9")
     assert launch(tmp_path, far, "--yes", *words) == 2
-    assert "the price stands in cluster.file, which the nodes of fake" in capsys.readouterr().err
+    assert "the price is in cluster.file, which the nodes of fake" in capsys.readouterr().err
     assert launch(tmp_path, FakeLauncher(), "--yes", *words) == 0
 
 
@@ -227,7 +229,7 @@ def test_machines_that_are_only_counted_are_launched_without_a_prediction(
     tmp_path: Path, fake: FakeLauncher, capsys: Captured
 ) -> None:
     assert launch(tmp_path, fake, "--yes", "cluster.device=auto") == 0
-    assert "nothing is predicted: cluster.device=auto" in capsys.readouterr().err
+    assert "no prediction: cluster.device=auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

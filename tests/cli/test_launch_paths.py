@@ -69,7 +69,7 @@ def test_without_either_the_plan_is_not_known_and_node_0_settles_it(
 ) -> None:
     assert launch(tmp_path, far, *ON_VOLUMES, "model.preset=null") == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "plan: nothing is predicted: model.path=/models/mine is on the nodes" in said
+    assert "plan: no prediction: model.path=/models/mine is on the nodes" in said
     assert "not known here; node 0 settles what is open. Give model.preset or model.config" in said
     assert far.submitted[0].recipe.optim.lr == "auto"
 
@@ -106,7 +106,7 @@ def test_a_hub_that_is_not_reached_leaves_the_shape_to_node_0(
 ) -> None:
     words = ("--dry-run", "launch.run_dir=/runs", "launch.volumes=[{path: /runs, claim: a}]")
     assert launch(tmp_path, far, *words, "model.preset=null", "model.hub=owner/name") == 0
-    assert "plan: nothing is predicted: model.hub=owner/name could not be read here" in (
+    assert "plan: no prediction: model.hub=owner/name could not be read here" in (
         capsys.readouterr().err
     )
 

@@ -41,7 +41,7 @@ def test_every_path_of_every_verb_is_one_of_this_machine_or_refused_by_its_name(
     file = tmp_path / "file"
     file.write_text("")
     through = f"{file}/x"
-    wrong = WRONG | {through: f"leads through {file}, which is a file and no folder"}
+    wrong = WRONG | {through: f"leads through {file}, which is a file, not a folder"}
     assert isinstance(param.type, LocalPath)
     if param in EXPORT.params:  # --to may be in object storage: the next test
         del wrong["s3://bucket/x"]
@@ -58,7 +58,7 @@ def test_every_path_of_every_verb_is_one_of_this_machine_or_refused_by_its_name(
     ("place", "words"),
     [
         ("s3://bucket", "a prefix is missing, and objects of a whole bucket would be mixed"),
-        ("s3://Bucket_/x", "'Bucket_' is no name of a bucket"),
+        ("s3://Bucket_/x", "'Bucket_' is not a name of a bucket"),
         ("s3://bucket/../x", "is no place in S3"),
         ("gs://bucket/x", "is a URL, which is not opened here. Give a path"),
     ],

@@ -55,7 +55,7 @@ def test_a_run_that_does_not_train_is_refused(trained: RunDir, capsys: Captured)
     assert "observe.profile.at_step=N" in said
     trained.events.unlink()
     assert ask(trained) == 2
-    assert "has not begun, so there is nothing to profile" in capsys.readouterr().err
+    assert "has not begun, so it has no step to profile" in capsys.readouterr().err
     lease = Lease(trained.lease)
     try:
         trained.attempt(0).rmdir()

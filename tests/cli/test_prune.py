@@ -52,7 +52,7 @@ def test_sets_of_runs_stay_and_others_go(
     expected = {"unused": [str(unused)], "deleted": [], "kept": [kept]}
     assert json.loads(capfd.readouterr().out) == expected
     assert main(["prepare", *settings, "--prune"]) == 2
-    assert "there is no terminal to confirm on" in capfd.readouterr().err and unused.exists()
+    assert "this is not a terminal" in capfd.readouterr().err and unused.exists()
     assert main(["prepare", *settings, "--prune", "--yes"]) == 0
     assert unused.name in capfd.readouterr().out
     assert used.exists() and not unused.exists()
@@ -99,7 +99,7 @@ def test_pruning_goes_with_no_preparing(
     settings: list[str], option: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prepare", *settings, "--prune", option]) == 2
-    assert "--prune goes with --yes, --dry-run and --json alone" in capfd.readouterr().err
+    assert "--prune goes only with --yes, --dry-run and --json" in capfd.readouterr().err
 
 
 def test_what_a_training_of_another_folder_reads_stays_and_so_do_a_mixture_s_parts(

@@ -108,7 +108,7 @@ def test_a_dry_run_prints_the_next_job_and_drains_nothing(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("3",), "there is no terminal to confirm on"),
+        (("3",), "this is not a terminal"),
         (("2", "--yes"), "NODES=2, and job 8 on fake was submitted with that many"),
         (("5", "--yes"), "elastic.max_nodes"),
         (("3", "--yes", "--max-usd", "1"), "the price is not known"),
@@ -218,7 +218,7 @@ def test_a_job_that_is_over_is_resumed_instead(
     fake.statuses = [status(JobState.DRAINED)]
     assert scale(fake, tmp_path, "3") == 2
     err = capsys.readouterr().err
-    assert "is over (drained)" in err and "cluster.nodes=3` goes on with 3 nodes" in err
+    assert "is over (drained)" in err and "cluster.nodes=3` continues with 3 nodes" in err
 
 
 def test_no_nodes_are_refused(tmp_path: Path, fake: FakeLauncher) -> None:

@@ -23,7 +23,7 @@ def test_no_argument_prints_the_verbs(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["confg"]) == 2
-    assert "there is no verb 'confg'. Did you mean `shardyard config`?" in capsys.readouterr().err
+    assert "unknown verb 'confg'. Did you mean `shardyard config`?" in capsys.readouterr().err
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_job_that_runs(
             return super().status(job)
 
     assert study(tmp_path, Interrupted()) == EXIT_INTERRUPTED
-    assert "no size again that is done" in capsys.readouterr().err
+    assert "skips sizes that are done" in capsys.readouterr().err
     assert [row["origin"] for row in table(tmp_path)] == ["measured", "not run", "not run"]
     finished = tmp_path / "runs" / "first-n2" / "events.jsonl"
     whole = finished.read_text()
@@ -256,14 +256,14 @@ def test_two_commands_never_work_on_one_study(tmp_path: Path, capsys: Captured) 
         (("model.preset=llama-tiny",), "--nodes is missing"),
         (("model.preset=llama-tiny", "--nodes", "1,2"), "give --on LAUNCHER"),
         (("model.preset=llama-tiny", "--nodes", "1,2", "--on", "fake", "--predict"), "give --on"),
-        (("model.preset=llama-tiny", "--nodes", "one,two"), "is no list of numbers of nodes"),
+        (("model.preset=llama-tiny", "--nodes", "one,two"), "is not a list of numbers of nodes"),
         (("model.preset=llama-tiny", "--nodes", "1,1"), "names a size twice"),
-        (("--table", "x.csv", "--on", "fake"), "--table is what somebody published"),
+        (("--table", "x.csv", "--on", "fake"), "--table is a published study"),
         (("--table", "x.csv", "--nodes", "1"), "--nodes and --predict are of a RECIPE"),
         (("model.preset=llama-tiny", "--nodes", "1", "--predict", "--max-usd", "5"), "leave --max"),
         (
             ("model.preset=llama-tiny", "--nodes", "1", "--predict", "--runs-dir", "x"),
-            "of a recipe run.dir says where",
+            " a recipe says it by run.dir",
         ),
         (
             ("model.preset=llama-tiny", "--nodes", "1,2", "--predict", "--extrapolate", "2"),
@@ -280,7 +280,7 @@ def test_two_commands_never_work_on_one_study(tmp_path: Path, capsys: Captured) 
                 "--table",
                 "b",
             ),
-            "beside one published table",
+            "compared with one published table",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_processes_of_every_size_have_equally_many_threads(
 
 def test_a_batch_that_devices_cannot_share_is_refused(tmp_path: Path, capsys: Captured) -> None:
     assert study(tmp_path, FakeLauncher(), "--hold", "batch-per-device", sizes="3,6") == 2
-    assert "8 samples on 3 devices, which is no whole number" in capsys.readouterr().err
+    assert "8 samples on 3 devices, which is not a whole number" in capsys.readouterr().err
 
 
 _EACH = ("data.seq_len", "optim.global_batch", "run.steps")

@@ -38,7 +38,7 @@ def test_everything_is_removed_the_newest_first_and_a_repeat_finds_nothing(
     assert fake.created == set()
     assert teardown(fake, tmp_path) == 0
     out = capsys.readouterr().out
-    assert "nothing of run first is left elsewhere" in out and "stays" in out
+    assert "all objects of run first are removed" in out and "stays" in out
     assert (tmp_path / "runs" / "first" / "recipe.yaml").exists()
 
 
@@ -50,7 +50,7 @@ def test_what_another_has_made_in_its_place_is_left_alone_and_named(
     fake.anothers = {"fake service"}
     assert teardown(fake, tmp_path, "--yes") == 0
     out = capsys.readouterr().out
-    assert "not this run's, so left alone: fake service sy-first" in out.splitlines()
+    assert "not this run's, so kept: fake service sy-first" in out.splitlines()
     assert "removed: fake service" not in out
     ledger.write_text(before)
     assert teardown(fake, tmp_path, "--yes", "--json") == 0
@@ -77,7 +77,7 @@ def test_of_a_job_that_ended_a_dry_run_does_not_say_that_it_may_cost_money(
 ) -> None:
     assert teardown(fake, tmp_path, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("over, so it costs nothing") and lines[0].endswith(OBJECTS[0])
+    assert lines[0].startswith("ended, so it costs no money") and lines[0].endswith(OBJECTS[0])
     assert lines[1] == f"still there, and may cost money: {OBJECTS[1]}"
     assert teardown(fake, tmp_path, "--dry-run", "--json") == 0
     content = json.loads(capsys.readouterr().out)
@@ -153,7 +153,7 @@ def test_ctrl_c_in_a_teardown_says_that_it_may_be_repeated(
     stopped = Interrupted(statuses=fake.statuses, created=fake.created)
     assert teardown(stopped, tmp_path, "--yes") == EXIT_INTERRUPTED
     err = capsys.readouterr().err
-    assert "not finished: 1 object of the run may be there still, and cost money" in err
+    assert "not finished: 1 object of the run may still exist, and cost money" in err
     assert f"`shardyard teardown {tmp_path}/runs/first` may be repeated" in err
     assert teardown(fake, tmp_path, "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out)["removed"] == OBJECTS[1:]

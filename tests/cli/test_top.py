@@ -61,7 +61,7 @@ def test_512_ranks_are_told_as_nodes_where_a_terminal_has_no_lines_for_them(tmp_
         "-",
         "rank 5: computes 2 times as long",
     )
-    assert (len(rows), more) == (19, "and 45 more nodes, nothing wrong with them")
+    assert (len(rows), more) == (19, "and 45 more nodes, all healthy")
 
 
 def test_json_holds_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ def test_a_terminal_is_drawn_until_the_run_is_over(tmp_path: Path) -> None:
     with terminal(command, folder=tmp_path, environ={"TERM": "xterm"}) as shown:
         shown.wait(r"run  running")
         shown.wait(r"node-0 +0-7 .* rank 5: computes 2 times as long")
-        shown.wait(r"and 21 more nodes, nothing wrong with them")
+        shown.wait(r"and 21 more nodes, all healthy")
         with run.metrics.open("a") as file:
             file.write(json.dumps({"step": 61, "loss": 1.2345, "step_time_s": 0.5}) + "\n")
         shown.wait(r"step 61 of 60 +loss 1\.2345")

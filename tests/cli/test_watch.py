@@ -145,7 +145,7 @@ def test_a_scheduler_that_is_away_for_a_while_is_asked_again(
     slept: list[float] = []
     launched = find_launched("first", tmp_path / "runs", {"fake": fake})
     assert watch(launched, node=0, sleep=slept.append) == 0
-    assert capsys.readouterr().err.count("does not answer. It is asked again.") == 1
+    assert capsys.readouterr().err.count("does not answer. Trying again.") == 1
     assert sum(slept) == 50
 
 
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(
     assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == 130
     captured = capsys.readouterr()
     assert captured.out.endswith("step 2\n")
-    assert "the job goes on" in captured.err and "shardyard cancel" in captured.err
+    assert "the job continues" in captured.err and "shardyard cancel" in captured.err
     assert fake.cancelled == 0
 
 

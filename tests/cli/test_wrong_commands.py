@@ -69,15 +69,15 @@ def wrong(command: str, *words: str, exit_code: int = 2) -> Wrong:
 
 TABLE = (
     # verbs and options
-    wrong("trian recipe.yaml", "no verb 'trian'", "`shardyard train recipe.yaml`"),
-    wrong("start recipe.yaml", "no verb 'start'", "`shardyard train recipe.yaml`"),
-    wrong("stop done", "no verb 'stop'", "`shardyard cancel done`"),
+    wrong("trian recipe.yaml", "unknown verb 'trian'", "`shardyard train recipe.yaml`"),
+    wrong("start recipe.yaml", "unknown verb 'start'", "`shardyard train recipe.yaml`"),
+    wrong("stop done", "unknown verb 'stop'", "`shardyard cancel done`"),
     wrong("train", "Missing argument", "For example: shardyard train model.preset=llama-tiny"),
-    wrong("train recipe.yaml --steps 10", "no option --steps", "run.steps=10"),
-    wrong("train recipe.yaml --nodes 2", "no option --nodes", "cluster.nodes=2"),
-    wrong("plan recipe.yaml --offer", "no option --offer", "--offers"),
+    wrong("train recipe.yaml --steps 10", "unknown option --steps", "run.steps=10"),
+    wrong("train recipe.yaml --nodes 2", "unknown option --nodes", "cluster.nodes=2"),
+    wrong("plan recipe.yaml --offer", "unknown option --offer", "--offers"),
     wrong("export done", "Missing option '--to'", "shardyard export my-run --to my-model"),
-    wrong("export done --format gguf", "no option --format", "--to"),
+    wrong("export done --format gguf", "unknown option --format", "--to"),
     wrong("bench netwrok recipe.yaml", "'netwrok'", "Did you mean 'network'?"),
     wrong("study recipe.yaml --nodes two", "'two'", "1,2,4"),
     # settings
@@ -105,12 +105,12 @@ TABLE = (
     wrong(
         "train many.yaml",
         "many.yaml has 7 problems",
-        "data.sequence_length: there is no such setting. Did you mean data.seq_len?",
-        "optim.batch_size: there is no such setting. Did you mean optim.global_batch?",
+        "data.sequence_length: unknown setting. Did you mean data.seq_len?",
+        "optim.batch_size: unknown setting. Did you mean optim.global_batch?",
         "run.steps='ten'",
         "optim.lr='fast'",
         "optim.betas=0.9",
-        "model.preset=llama-tinny is no preset. Did you mean llama-tiny?",
+        "model.preset=llama-tinny is not a preset. Did you mean llama-tiny?",
         "data.source='no-such-text' does not exist",
     ),
     # files
@@ -142,7 +142,7 @@ TABLE = (
     wrong("launch recipe.yaml --on slurm --yes", "cluster.devices=auto", "cluster.devices=8"),
     wrong(
         "launch recipe.yaml --on local cluster.device=cpu",
-        "there is no terminal to confirm on",
+        "this is not a terminal",
         "--yes",
     ),
     wrong(

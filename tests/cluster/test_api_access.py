@@ -70,10 +70,10 @@ def _valid_for_eksctl(rendered: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("access=[203.0.113.7/8]", "=203.0.113.7/8 is no range of IPv4 addresses"),
-        ("access=[office]", "=office is no range of IPv4 addresses"),
+        ("access=[203.0.113.7/8]", "=203.0.113.7/8 is not a range of IPv4 addresses"),
+        ("access=[office]", "=office is not a range of IPv4 addresses"),
         ("access=[10.0.0.0/8]", "=10.0.0.0/8 is a private range, from which EKS is reached"),
-        ("access=[private, 198.51.0.0/16]", "=private stands alone"),
+        ("access=[private, 198.51.0.0/16]", "=private cannot be combined"),
         ("access=[]", "=[] lets no address in. Write access=[203.0.113.7/32]"),
     ],
 )

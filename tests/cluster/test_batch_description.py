@@ -31,7 +31,7 @@ WRONG = {
     "nodes.instance=dl1.24xlarge": "have no drivers for Gaudi. Give an image that has them, one of",
     "nodes.user_data=mount /fsx": "nodes.user_data: begins with neither #! nor a line #cloud-con",
     "nodes.stop_s=5": "nodes.stop_s=5 is not a whole number from 30 to 86400",
-    "jobs.bucket=my-bucket": "jobs.bucket=my-bucket is no bucket. Write it as s3://my-bucket",
+    "jobs.bucket=my-bucket": "jobs.bucket=my-bucket is not a bucket. Write it as s3://my-bucket",
     "jobs.secrets=['hub token']": "has hub token, which is neither the ARN of a secret nor",
 }
 
@@ -54,7 +54,7 @@ def test_a_setting_of_batch_is_refused_of_an_eks_cluster(setting: str) -> None:
 
 def test_user_data_above_what_ec2_takes_is_refused() -> None:
     script = json.dumps("#!" + "a" * MOST_USER_DATA_BYTES)
-    with pytest.raises(RecipeError, match=r"beside ours EC2 takes 14,336.*such as from S3"):
+    with pytest.raises(RecipeError, match=r"EC2 takes 14,336 in addition to ours.*from S3"):
         read_cluster_spec([*PLACE, f"nodes.user_data={script}"])
 
 

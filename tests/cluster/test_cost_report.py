@@ -204,12 +204,12 @@ def test_a_price_that_nobody_knows_is_said_beside_the_sum() -> None:
 def test_a_ledger_that_was_changed_tells_no_bill(tmp_path: Path) -> None:
     given, ledger = read_cluster_spec(DESCRIBED), Ledger(tmp_path / "ledger.jsonl")
     ledger.note("accelerator node count", "many", launcher=LAUNCHER)
-    with pytest.raises(StorageError, match="many accelerator nodes were asked for, which is no"):
+    with pytest.raises(StorageError, match="many accelerator nodes were requested, which is not"):
         bill_of(given, ledger, now=0)
     line = json.loads(ledger.path.read_text())
     del line["t"]
     ledger.path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(StorageError, match=r"does not say when \(t\), so what it cost"):
+    with pytest.raises(StorageError, match=r"does not say when \(t\), so its cost"):
         bill_of(given, ledger, now=0)
 
 

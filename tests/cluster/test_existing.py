@@ -193,7 +193,7 @@ def test_nodes_that_were_there_are_not_scaled_from_here(tmp_path: Path, account:
     account.nodes = 1
     world = adopted(described(*ASKED), tmp_path, account)
     make(world, **FAST)
-    with pytest.raises(RequestError, match=r"were there when it was adopted.*eksctl scale"):
+    with pytest.raises(RequestError, match=r"existed when it was adopted.*eksctl scale"):
         scale(world, 3, agree=yes, **FAST)
 
 
@@ -231,14 +231,14 @@ def test_a_name_that_somebody_has_is_refused_before_anything_is_made(
         Tags=[{"Key": "shardyard-cluster", "Value": NAME}],
     )
     before = account.picture()
-    with pytest.raises(AccessError, match="Nothing of it is touched"):
+    with pytest.raises(AccessError, match="It was not changed"):
         surveyed(described(*LUSTRE), tmp_path, account)
     assert account.picture() == before
 
 
 def test_a_volume_of_the_name_is_refused(tmp_path: Path, account: Standing) -> None:
     account.inside["persistentvolume", f"shardyard-{NAME}-shared"] = {"metadata": {"labels": {}}}
-    with pytest.raises(AccessError, match=r"volume shardyard-theirs-shared .*Nothing of it"):
+    with pytest.raises(AccessError, match=r"volume shardyard-theirs-shared .*It was not changed"):
         surveyed(described(*LUSTRE), tmp_path, account)
 
 
@@ -253,7 +253,7 @@ def test_a_plugin_that_its_owner_put_in_place_of_ours_stays(
     account.inside["daemonset", name] = theirs
     removed = gone(world)
     assert not removed.is_clean
-    assert any("Nothing of it is touched" in problem for problem in removed.problems)
+    assert any("It was not changed" in problem for problem in removed.problems)
     assert account.inside["daemonset", name] is theirs
     assert not stack_names(), "what is ours is gone"
 
@@ -289,7 +289,7 @@ def test_pods_on_what_was_added_hold_it(
     make(world, **FAST)
     before = account.picture()
     account.inside["pod", "bert"] = pod("bert", **using)
-    with pytest.raises(RequestError, match=r"default/bert.*Nothing was removed"):
+    with pytest.raises(RequestError, match=r"default/bert.*All of it was kept"):
         gone(world)
     del account.inside["pod", "bert"]
     assert account.picture() == before
@@ -322,7 +322,9 @@ def test_a_cluster_of_the_name_in_another_account_is_not_taken_for_it(
         return answer
 
     TOLD["eks", "DescribeCluster"] = elsewhere
-    with pytest.raises(AccessError, match=r"account 999999999999.*Take those of account 1234567"):
+    with pytest.raises(
+        AccessError, match=r"account 999999999999.*Use credentials of account 1234567"
+    ):
         gone(world)
 
 
@@ -479,7 +481,7 @@ def test_json_is_one_document_and_the_adoption_is_followed_to_its_end(
     assert "cluster, which was there before there" in said
     monkeypatch.setattr("shardyard.cli.cluster.remove", partial(remove, poll_s=0.0, limit_s=0.05))
     assert main(["cluster", "delete", NAME, *place, "--yes"]) == 0
-    assert "is left; the cluster stays" in capsys.readouterr().out
+    assert "is removed; the cluster stays" in capsys.readouterr().out
     assert account.picture() == before
 
 
@@ -494,5 +496,5 @@ def test_a_cluster_that_lacks_nothing_is_told_so(
     account.plugin("gpus", "nvcr.io/nvidia/k8s-device-plugin:v0.17.4")
     asked = [*PLACE, "nodes.instance=g5.xlarge", "nodes.max=2"]
     assert main(["cluster", "adopt", *asked, "--dir", str(tmp_path)]) == 0
-    assert "theirs lacks nothing of it" in capsys.readouterr().out
+    assert "theirs already has all of it" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []

@@ -131,7 +131,7 @@ def test_without_a_lie_nothing_is_left_and_nothing_foreign_named(
 ) -> None:
     case, things = stands(on, tmp_path), foreign_things()
     code, said = delete(case)
-    assert (code, "nothing of trainers is left in us-east-1" in said) == (0, True), said
+    assert (code, "all of trainers in us-east-1 is removed" in said) == (0, True), said
     assert TWO not in said
     see_untouched(things)
 
@@ -145,7 +145,7 @@ def test_each_lie_makes_delete_exit_1_and_is_named(
     code, said = delete(case)
     assert is_shown(row, code, said), (code, said)
     assert TWO not in said and not any(id in said for id in things.values()), said
-    assert "nothing of trainers is left" not in said
+    assert "all of trainers in us-east-1 is removed" not in said
     see_untouched(things)
 
 

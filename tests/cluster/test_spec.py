@@ -39,31 +39,33 @@ def test_files_and_settings_are_merged_left_to_right(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "nam=x": "nam: there is no such setting of a cluster. Did you mean name?",
+    "nam=x": "nam: unknown setting of a cluster. Did you mean name?",
     "name=Trainers": "cannot be a cluster's name",
-    "region=here": "is no AWS region. Write it as us-east-1",
-    "zone=us-west-2a": "is no zone of us-east-1",
+    "region=here": "is not an AWS region. Write it as us-east-1",
+    "zone=us-west-2a": "is not a zone of us-east-1",
     "other_zone=us-east-1a": "needs subnets in two zones",
     'version="2"': 'is not a version such as "1.34"',
-    "vpc.id=mine": "is no VPC. Write it as vpc-",
+    "vpc.id=mine": "is not a VPC. Write it as vpc-",
     "vpc.id=vpc-0123456789abcdef0": "Give one private subnet of each of us-east-1a, us-east-1b",
     "vpc.subnets={us-east-1a: subnet-01234567}": "are given and vpc.id is not",
     "vpc={id: vpc-01234567, subnets: {us-east-1a: x, us-east-1b: subnet-01234567}}": "=x is no sub",
-    "vpc=3": "vpc=3 is no settings",
+    "vpc=3": "vpc=3 must have settings inside",
     "system.instance=p5.48xlarge": "is not c5.2xlarge or m5.8xlarge",
     "nodes.instance=p9": "nodes.instance=p9 is not in the catalogue",
     "nodes.instance=null": "is missing, and no recipe says it",
-    "nodes.capacity=cheap": "is none of on-demand, spot, reservation:cr-... and block:cr-...",
+    "nodes.capacity=cheap": (
+        "is not a capacity. Use on-demand, spot, reservation:cr-... or block:cr-..."
+    ),
     "nodes={instance: g5.xlarge, count: 3, max: 2}": "is more than nodes.max=2",
     "nodes={instance: g5.xlarge, efa: true}": "g5.xlarge has no Elastic Fabric Adapter",
-    "nodes={instance: g5.xlarge, ami: mine}": "is no image",
+    "nodes={instance: g5.xlarge, ami: mine}": "is not an image",
     "nodes.instance=p3.8xlarge": "nvidia/recommended/image_id --region us-east-1",
     "nodes.instance=dl1.24xlarge": "have no drivers for Gaudi",
     "storage={kind: fsx, size_gib: 3600}": "would make it 4800 and bill that",
     "storage={kind: fsx, size_gib: 3600, mb_per_s_per_tib: 125}": "bill that, $696 a month",
-    "storage={kind: fsx, bucket: my-bucket}": "is no bucket. Write it as s3://my-bucket/prefix",
-    "storage={kind: efs, bucket: s3://my-bucket}": "is read by storage.kind=fsx alone",
-    "storage.claim=My_Claim": "is no name in Kubernetes",
+    "storage={kind: fsx, bucket: my-bucket}": "is not a bucket. Write it as s3://my-bucket/prefix",
+    "storage={kind: efs, bucket: s3://my-bucket}": "is read only with storage.kind=fsx",
+    "storage.claim=My_Claim": "is not a valid name in Kubernetes",
 }
 
 
@@ -116,7 +118,7 @@ def test_a_price_that_nobody_knows_is_not_guessed() -> None:
     block = "nodes={instance: p5.48xlarge, capacity: block:cr-0123456789abcdef0}"
     given = read_cluster_spec([*PLACE, block])
     (nodes,) = [cost for cost in hourly_costs(given, nodes=1) if "p5" in cost.what]
-    assert nodes.usd_per_hour is None and "AWS told it when the block was bought" in nodes.source
+    assert nodes.usd_per_hour is None and "AWS showed it when the block was bought" in nodes.source
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot", "reservation:cr-0123456789abcdef0"])

@@ -26,9 +26,9 @@ def test_what_can_be_sent_is_accepted() -> None:
     ("alert", "words"),
     [
         ({"when": ["failed"], "webhook": ADDRESS}, "Keep it as a secret and give its name"),
-        ({"when": ["failed"], "webhook": "OTHER"}, "=OTHER is no name in secrets. Say where"),
+        ({"when": ["failed"], "webhook": "OTHER"}, "=OTHER is not a name in secrets. Say where"),
         ({"when": ["cost"], "webhook": "OWN"}, "=cost needs a sum. Give above_usd"),
-        ({"when": ["failed"], "webhook": "OWN", "above_usd": 3.0}, "is for when: cost alone"),
+        ({"when": ["failed"], "webhook": "OWN", "above_usd": 3.0}, "is only for when: cost"),
         ({"when": ["target"], "webhook": "OWN"}, "the recipe has no run.target. Give one"),
     ],
 )

@@ -192,9 +192,9 @@ def test_a_text_in_a_file_that_yaml_takes_for_something_else_is_told_with_its_li
 UNKNOWN_KEYS = [
     (
         "optim.weight_dcay=1",
-        "optim.weight_dcay: there is no such setting. Did you mean optim.weigh",
+        "optim.weight_dcay: unknown setting. Did you mean optim.weigh",
     ),
-    ("opt.lr=1", "opt: there is no such section. Did you mean optim?"),
+    ("opt.lr=1", "opt: unknown section. Did you mean optim?"),
     ("optim.learning_rate=1", "Did you mean optim.lr?"),
     ("optim.seq_len=1", "Did you mean data.seq_len?"),
     ("lr=1", "lr: an override names section and setting. Did you mean optim.lr=1?"),
@@ -265,7 +265,7 @@ def test_a_file_that_is_no_recipe_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("examples/quickstart.yaml", r"There is no folder examples in .*Change to the folder"),
+        ("examples/quickstart.yaml", r"Folder examples does not exist in .*Change to the folder"),
         ("quickstart", "Did you mean examples/quickstart.yaml"),
         ("clusters/a.us-east-1/launch.yaml", "`shardyard cluster create` writes it"),
         ("gone", "Give a YAML file"),

@@ -62,8 +62,8 @@ def test_a_capacity_reservation_or_block_can_be_said_in_the_recipe(
     [
         ((*P5, BLOCK), "--capacity-reservation-ids cr-0123456789abcdef0 --query"),
         ((*P5, ENDS), "cluster.capacity names no block that ends then"),
-        ((*P5, BLOCK, "cluster.block_ends=soon"), "is no moment with its time zone"),
-        ((*P5, BLOCK, "cluster.block_ends='2027-01-31T11:30:00'"), "is no moment with its time"),
+        ((*P5, BLOCK, "cluster.block_ends=soon"), "is not a time with its time zone"),
+        ((*P5, BLOCK, "cluster.block_ends='2027-01-31T11:30:00'"), "is not a time with its time"),
         ((P5[0], "cluster.capacity=spot"), "cluster.instance names no EC2 type"),
     ],
 )

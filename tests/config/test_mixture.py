@@ -66,7 +66,7 @@ def test_a_mixture_is_read_and_all_its_places_are_known() -> None:
         (mixed(WEB, WEB), "2 sources of the name 'web'"),
         (mixed(WEB, {**CODE, "weight": 1e-4}), "less than a sample in 1,000"),
         (mixed(WEB, {**CODE, "weight": 0.0}), "data.mixture"),
-        (mixed(WEB, {**CODE, "format": "words"}), "words: there is no such format"),
+        (mixed(WEB, {**CODE, "format": "words"}), "words: unknown format"),
         (mixed(WEB, {**CODE, "name": "a b"}), "data.mixture"),
         (mixed(WEB, {"name": "code", "source": "/code"}), "data.mixture"),
         (mixed({**WEB, "source": "s4://bucket/x"}), "is a URL that is not read"),

@@ -130,7 +130,7 @@ def test_each_is_made_absolute_and_followed(
     assert text_of(recipe, setting) == [f"{tmp_path}/there"]
     (problem,) = check_readable_paths(with_path(setting, "./file/inside"))
     assert problem.path.replace("[0]", "") == setting
-    assert "which is a file and no folder" in problem.text
+    assert "which is a file, not a folder" in problem.text
 
 
 @pytest.mark.parametrize("setting", OF_RUN)

@@ -85,7 +85,7 @@ def without(phase: dict[str, Any], **more: Any) -> dict[str, Any]:
             {"phases": [SHORT, without(LONG, data={"source": "other"})]},
             "phases.2.data.source: cannot differ between phases",
         ),
-        ({"phases": [SHORT, without(LONG, optm={})]}, "phases.2.optm: there is no such section"),
+        ({"phases": [SHORT, without(LONG, optm={})]}, "phases.2.optm: unknown section"),
         (
             {"phases": [without(SHORT, optim={"lr": "high"}), LONG]},
             "phases.1.optim.lr='high' is not a number above 0",
@@ -96,7 +96,7 @@ def without(phase: dict[str, Any], **more: Any) -> dict[str, Any]:
         ),
         (
             {"run": {"steps": 9}, "phases": [SHORT, LONG]},
-            "run.steps: of a run with phases says nothing of each. Give it in the phase",
+            "run.steps: does not apply to each phase. Give it in the phase",
         ),
         (
             {"optim": {"lr": 1e-3}, "phases": [SHORT, LONG]},
@@ -114,7 +114,7 @@ def test_what_no_phase_can_mean_is_refused(sections: dict[str, Any], words: str)
     with pytest.raises(RecipeError) as refused:
         load_checked_recipe([{"model": {"preset": "llama-tiny"}, **sections}])
     assert words in str(refused.value)
-    assert str(refused.value).count("lama-tiny is no preset") <= 1
+    assert str(refused.value).count("lama-tiny is not a preset") <= 1
 
 
 def test_a_resume_keeps_the_phases_that_the_run_began_with() -> None:
@@ -126,7 +126,9 @@ def test_a_resume_keeps_the_phases_that_the_run_began_with() -> None:
     assert second.recipe.optim.decay_steps == began.of_phases[1].recipe.optim.decay_steps
     with pytest.raises(RecipeError, match=r"optim\.lr: 0\.004 -> 0\.001 changes what is learnt"):
         resolve(recipe("phases.2.optim.lr=1e-3"), **known, previous=began)
-    with pytest.raises(RecipeError, match=r"phases: the run began with 2 and goes on with as many"):
+    with pytest.raises(
+        RecipeError, match=r"phases: the run began with 2 and continues with as many"
+    ):
         resolve(recipe(phases=[SHORT]), **known, previous=began)
 
 

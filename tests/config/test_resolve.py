@@ -63,7 +63,7 @@ def test_processes_are_parked_where_a_compiler_has_to_get_ready() -> None:
         ("llama3-8b", ["parallel.tp=2"], False, "blocks that ask other ranks"),
         ("llama3-8b", ["parallel.cp=2"], False, "blocks that ask other ranks"),
         ("llama3-8b", ["parallel.pp=2", "parallel.schedule=zero-bubble"], False, "zero-bubble"),
-        ("mixtral-8x7b", [], False, "a block of mixtral is no one graph"),
+        ("mixtral-8x7b", [], False, "a block of mixtral cannot be compiled as one graph"),
         ("llama3-8b", ["cluster.device=cpu"], False, "compiles for minutes"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_small_model_gets_the_rate_of_the_scaling_law() -> None:
     ("optim", "decay", "reason"),
     [
         ([], 0.1, "as Llama 2 (arXiv:2307.09288, section 2.2)"),
-        (["optim.name=sgd", "optim.lr=0.1"], 0.0, "sgd decays only where it is asked to"),
+        (["optim.name=sgd", "optim.lr=0.1"], 0.0, "sgd decays weights only if you set it"),
     ],
 )
 def test_weight_decay_is_by_optimizer(optim: list[str], decay: float, reason: str) -> None:
@@ -358,7 +358,11 @@ MISFITS = [
     ([], replace(DATA, vocab_size=5000), "5,000 tokens, the model's embedding has 4,096 rows"),
     (["cluster.devices=2"], replace(DATA, train_tokens=200), "make 1 samples of 256 tokens, fewer"),
     (["cluster.devices=65", "optim.global_batch=64"], DATA, "fewer samples than the 65"),
-    (["run.target.bits_per_byte=2"], DATA, "the bytes of what prepared/x holds out are not known"),
+    (
+        ["run.target.bits_per_byte=2"],
+        DATA,
+        ("the size in bytes of the validation split in prepared/x is not known"),
+    ),
     (["task.eval_every_steps=1"], replace(DATA, eval_tokens=0), "eval_fraction=0.05 leaves no"),
     (["cluster.device=cuda"], DATA, "cluster.device=cuda but laptop has only 1 x a CPU (cpu)"),
     (

@@ -61,14 +61,14 @@ WRONG: list[tuple[Tree, str]] = [
 
 MISSPELT: list[tuple[Tree, str]] = [
     ({"optim": {"learning_rate": 0.1}}, "Did you mean optim.lr?"),
-    ({"opt": {"lr": 0.1}}, "opt: there is no such section. Did you mean optim?"),
+    ({"opt": {"lr": 0.1}}, "opt: unknown section. Did you mean optim?"),
     ({"optim.lr": 0.1}, "write it as `optim: {lr: value}`"),
     ({"checkpoint": 3}, "checkpoint: holds a number, not settings"),
     ({"task": {"vowelz": {"weight": 1}}}, "no installed package adds a task of this name"),
-    ({"run": {"target_loss": 2.5}}, "there is no such setting any more"),
-    ({"model": {"quantization": "nf4"}}, "a base in 4 or 8 bit (QLoRA) is not built. Adapters"),
+    ({"run": {"target_loss": 2.5}}, "this setting was replaced"),
+    ({"model": {"quantization": "nf4"}}, "a base in 4 or 8 bit (QLoRA) is not supported. On"),
     ({"model": {"lora": {"load_in_4bit": True}}}, "model.lora.load_in_4bit: there is no such"),
-    ({"quantization": {"bits": 4}}, "there is no such section: training beside a base in 4 or 8"),
+    ({"quantization": {"bits": 4}}, "unknown section: training adapters a base in 4 or 8"),
     ({"model": {"lora": {"lora_alpha": 8}}}, "Did you mean model.lora.alpha?"),
 ]
 """What no object can hold."""

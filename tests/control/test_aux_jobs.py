@@ -109,7 +109,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_creates_nothing(
 
 
 def test_nothing_is_submitted_that_nobody_agreed_to(site: Site) -> None:
-    with pytest.raises(ShardyardError, match="there is no terminal to confirm on"):
+    with pytest.raises(ShardyardError, match="this is not a terminal"):
         site.ask(side_terms(is_yes=False))
     assert site.submissions() == 0
 
@@ -265,7 +265,7 @@ def test_ctrl_c_leaves_it_running_and_says_how_to_go_on(site: Site, capsys: Capt
     with pytest.raises(KeyboardInterrupt):
         site.ask()
     err = capsys.readouterr().err
-    assert "the side job goes on. The same command follows it again" in err
+    assert "the side job continues. The same command follows it again" in err
     assert "--side` ends it" in err
     assert site.fake.cancelled == 0
 
@@ -310,7 +310,7 @@ def test_teardown_waits_for_a_living_side_job_and_removes_it_with_the_rest(
     assert "side job 8 of run first is running" in capsys.readouterr().err
     site.fake.statuses = [status(JobState.SUCCEEDED)]
     assert verb(site, "teardown", "first", "--yes") == 0
-    assert "nothing of run first is left elsewhere" in capsys.readouterr().out
+    assert "all objects of run first are removed" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_code_that_is_not_there_is_refused_before_anything_is_created(
 ) -> None:
     fake = FakeLauncher()
     assert launch(tmp_path, fake, "--yes", "launch.code=[no-such-*]") == 2
-    assert "matches nothing in" in capsys.readouterr().err
+    assert "matches no file in" in capsys.readouterr().err
     assert fake.created == set() and not (tmp_path / "runs" / "first").exists()
 
 

@@ -214,7 +214,7 @@ def test_other_attempts_are_left_out() -> None:
                 "node_rank": 1,
                 "reason": "the next node does not take them: timed out",
             },
-            "snapshots of node 1 (b) are on that node alone: the next node does not take them: "
+            "snapshots of node 1 (b) are only on that node: the next node does not take them: "
             "timed out",
         ),
         (
@@ -252,7 +252,7 @@ def test_other_attempts_are_left_out() -> None:
                 "peers_s": 0.2,
                 "is_over": True,
             },
-            "rank 3 on n1 is no straggler any more: it computes 200 ms a step, its peers 200 ms",
+            "rank 3 on n1 is not a straggler any more: it computes 200 ms a step, its peers 200 ms",
         ),
         (
             {
@@ -297,7 +297,7 @@ def test_other_attempts_are_left_out() -> None:
                 "stopped_share": 0.0,
                 "is_over": True,
             },
-            "rank 3 on n1 is no straggler any more: its process is stopped no more",
+            "rank 3 on n1 is not a straggler any more: its process is not paused any more",
         ),
         (
             {
@@ -419,7 +419,7 @@ def test_a_run_that_became_larger_ends_sooner() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"is_end": False, "lines": None}, "MLflow takes nothing for now: it was not reached."),
+        ({"is_end": False, "lines": None}, "MLflow accepts no data now: it was not reached."),
         ({"is_end": True, "lines": 1200}, "MLflow lacks 1,200 lines of it: it was not reached."),
         (
             {"is_end": True, "lines": None},

@@ -57,7 +57,7 @@ def test_a_model_of_no_family_becomes_a_recipe_that_trains_with_auto(tmp_path: P
     draft = with_model(blank(), str(tmp_path))
     text = text_of(with_length(with_location(draft, "here"), "5 steps"), today="2026-11-28")
     assert commands_of(draft) == ["shardyard train recipe.yaml"]
-    assert "Nothing is predicted" in text and "type bloom" in text and "tries again" not in text
+    assert "No prediction" in text and "type bloom" in text and "tries again" not in text
     assert commands_of(draft)[0] in text
 
 
@@ -145,9 +145,9 @@ def test_a_preset_brings_the_task_that_it_can_learn(answer: str, settings: tuple
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("llama-tini", "model.preset=llama-tini is no preset. Did you mean llama-tiny?"),
+        ("llama-tini", "model.preset=llama-tini is not a preset. Did you mean llama-tiny?"),
         ("./nowhere", "model.path=./nowhere does not exist. Give a Hugging Face folder"),
-        ("", "model: names nothing to train. Write"),
+        ("", "model: does not say which model to train. Write"),
         (
             "resnet18",
             "plan examples/digits.yaml model.preset=resnet18 data.source=FOLDER",
@@ -191,7 +191,7 @@ def test_a_model_of_the_hub_that_is_out_of_reach_is_written_without_a_plan(
     draft = answered("owner/name@v1", "python-stdlib", "slurm p5.48xlarge", "300 steps")
     assert (draft.recipe.model.hub, draft.recipe.model.revision) == ("owner/name", "v1")
     text = text_of(draft, today="2026-11-23")
-    assert "# Nothing is predicted: the hub cannot be reached." in text
+    assert "# No prediction: the hub cannot be reached." in text
     with pytest.raises(RequestError, match=r"cannot be said in steps: .*the hub cannot be reached"):
         with_length(draft, "3h")
 
@@ -202,7 +202,8 @@ def test_data_that_cannot_be_read_is_refused_and_what_is_not_there_is_told() -> 
         with_data(draft, "ftp://host/text")
     here = with_location(with_data(draft, "./no-text"), "here")
     assert here.errors() == [
-        "data.source=./no-text: nothing is there on this machine. Put text there, or mend the path."
+        "data.source=./no-text: this path does not exist on this machine. Put text there, or fix "
+        "the path."
     ]
     pods = with_location(with_data(draft, "./no-text"), "kubernetes p5.48xlarge")
     assert "data.source=./no-text is relative" in pods.errors()[0]
@@ -215,11 +216,11 @@ def test_data_that_cannot_be_read_is_refused_and_what_is_not_there_is_told() -> 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("somewhere", "'somewhere' is no place. Answer here, or LAUNCHER NODES x MACHINE"),
+        ("somewhere", "'somewhere' is not a place. Answer here, or LAUNCHER NODES x MACHINE"),
         ("local 2 x p5.48xlarge", "'local' is this machine. Answer here."),
         ("here p5.48xlarge", "launchers are local, slurm, kubernetes, aws-batch"),
-        ("a b c d", "'a b c d' is no place."),
-        ("slurm", "'slurm' does not say on which machines, and nothing can be planned without."),
+        ("a b c d", "'a b c d' is not a place."),
+        ("slurm", "'slurm' does not say on which machines, which a plan needs."),
         ("slurm 2 x p5.49xlarge", "cluster.instance="),
         ("slurm 0 x p5.48xlarge", "cluster.nodes=0 is not a whole number of at least 1."),
         ("slurm 2 x nodes.yaml", "nodes.yaml"),
@@ -292,10 +293,10 @@ def test_a_time_or_a_price_becomes_as_many_steps_as_it_allows(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("long", "'long' is no length. Answer 300 steps, 20B tokens"),
-        ("1.2.3 steps", "'1.2.3 steps' is no length."),
+        ("long", "'long' is not a length. Answer 300 steps, 20B tokens"),
+        ("1.2.3 steps", "'1.2.3 steps' is not a length."),
         ("$many", "'$many' is no length."),
-        ("$inf", "'$inf' is no length."),
+        ("$inf", "'$inf' is not a length."),
         (f"{'9' * 400} steps", "steps' is no length."),
         ("$1e12", "'$1e12' is more than 1,000,000,000 steps. Answer less."),
         ("0 steps", "run.steps=0 is not a whole number of at least 1"),

@@ -142,7 +142,7 @@ def test_what_would_be_asked_about_is_refused_unless_forced(
 ) -> None:
     asked: dict[str, Any] = {"on": "fake", "launchers": {"fake": fake}}
     words = (PLANNED, "run.steps=1000", f"run.dir={tmp_path / 'runs'}")
-    with pytest.raises(RequestError, match=r"above launch\.max_usd=1\. Nothing was submitted"):
+    with pytest.raises(RequestError, match=r"above launch\.max_usd=1\. No job was submitted"):
         shardyard.launch(*words, max_usd=1, **asked)
     assert not fake.created
     assert shardyard.launch(*words, max_usd=1, force=True, **asked).on == "fake"

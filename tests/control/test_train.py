@@ -47,7 +47,7 @@ def test_an_interface_that_is_not_there_is_named_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # launch.env outranks it
     request = asked(tmp_path / "runs", "launch.env={GLOO_SOCKET_IFNAME: eth9}")
-    with pytest.raises(SetUpError, match="GLOO_SOCKET_IFNAME=eth9: there is no interface"):
+    with pytest.raises(SetUpError, match="GLOO_SOCKET_IFNAME=eth9: interface"):
         first_attempt(request)
     assert not (tmp_path / "runs").exists()
 

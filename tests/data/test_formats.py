@@ -69,7 +69,7 @@ def test_a_json_file_holds_a_list_or_objects_one_after_the_other(
 
 
 WRONG_ROWS = [
-    ("{oops", r"not JSON \(.*, column 2\).*Mend or remove the line"),
+    ("{oops", r"not JSON \(.*, column 2\).*Fix or remove the line"),
     ('{"text": "a"', r"not JSON .*column (13|1)\)"),
     ("[1]", r"(a JSON list|1), not an object"),
     ("null", r"null, not an object"),

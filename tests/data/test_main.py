@@ -82,5 +82,5 @@ def test_a_wrong_first_line_is_told_before_any_work_and_with_exit_code_2(tmp_pat
 def test_a_recipe_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     done = run(tmp_path, text)
     assert done.returncode == 2
-    assert "recipe.json is no recipe in JSON" in json.loads(done.stdout)["error"]
+    assert "recipe.json is not a recipe in JSON" in json.loads(done.stdout)["error"]
     assert b"Traceback" not in done.stderr

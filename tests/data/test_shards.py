@@ -104,13 +104,13 @@ def test_a_changed_byte_is_found_by_verify(copy: Path) -> None:
 def test_document_starts_that_are_no_array_are_named(copy: Path) -> None:
     path = copy / "eval-00000.idx.npy"
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(DataError, match=r"eval-00000\.idx\.npy is damaged: it is no array"):
+    with pytest.raises(DataError, match=r"eval-00000\.idx\.npy is damaged: it is not an array"):
         _ = TokenShards(copy, "eval").document_starts
 
 
 def test_a_folder_that_is_not_finished_says_how_to_finish_it(copy: Path) -> None:
     (copy / "manifest.json").unlink()
-    with pytest.raises(DataError, match=r"manifest\.json, which is written last.*goes on where"):
+    with pytest.raises(DataError, match=r"manifest\.json, which is written last.*continues where"):
         TokenShards(copy, "train")
 
 

@@ -244,7 +244,7 @@ def test_a_vocabulary_out_of_bounds_is_refused_by_its_setting(vocab_size: int) -
 
 
 def test_a_damaged_tokenizer_is_named() -> None:
-    with pytest.raises(DataError, match=r"odd: tokenizer\.json is no tokenizer.*Fetch or save"):
+    with pytest.raises(DataError, match=r"odd: tokenizer\.json is not a tokenizer.*Fetch or save"):
         TextEncoder({"tokenizer.json": b"{}"}, name="odd")
 
 

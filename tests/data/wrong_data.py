@@ -264,7 +264,7 @@ WRONG = [
     Wrong(
         "a tokenizer cut off",
         _tokenizer(_TOKENIZER),
-        r"tok: tokenizer\.json is no tokenizer",
+        r"tok: tokenizer\.json is not a tokenizer",
         (("tokenizer", "tok"),),
     ),
 ]

@@ -1,6 +1,8 @@
-"""The prose of the user pages: words, headings and commands stay as readable as they are."""
+"""The prose of the user pages and of messages: words and headings stay as readable as they are."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,18 @@ AT_MOST = {
     r"mends?|mended|anew": 0.02,
 }
 """Words that hide who does what -> most in 1,000 words. A limit may only fall."""
+AT_MOST_IN_MESSAGES = {
+    r"told|is said|is asked": 0.1,
+    r"refused?": 0.1,
+    r"nobody|nothing|whoever|whatever": 0.1,
+    r"alone": 0.05,
+    r"stands?": 0.05,
+    r"goes on|go on|going on": 0.05,
+    r"beside": 0.05,
+    r"(?:is|are) (?:no|none)": 0.1,
+    r"mends?|mended|anew": 0.05,
+}
+"""The same of errors, help and other texts that the program prints. A limit may only fall."""
 AT_LEAST = {r"you|your|yours": 6.7, r"use|uses|using": 5.2}
 CLAUSE_HEADINGS, LONG_COMMANDS = 0, 1
 """Most headings that are clauses, and most commands of over 100 characters. They may only fall."""
@@ -33,16 +47,46 @@ def prose(page: str) -> str:
 
 
 WORDS = " ".join(prose(page.read_text()) for page in PAGES)
-COUNT = len(re.findall(r"[A-Za-z][A-Za-z'-]*", WORDS))
 
 
-def per_1000(pattern: str) -> float:
-    return 1000 * len(re.findall(rf"\b(?:{pattern})\b", WORDS, re.IGNORECASE)) / COUNT
+def messages(source: str) -> Iterator[str]:
+    """Texts of more than four words that a file passes to a function; values are an X."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            match argument:
+                case ast.Constant(value=str(text)) if text.count(" ") > 3:
+                    yield text
+                case ast.JoinedStr(values=parts):
+                    yield "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else " X "
+                        for part in parts
+                    )
+
+
+def per_1000(pattern: str, words: str = WORDS) -> float:
+    count = len(re.findall(r"[A-Za-z][A-Za-z'-]*", words))
+    return 1000 * len(re.findall(rf"\b(?:{pattern})\b", words, re.IGNORECASE)) / count
 
 
 @pytest.mark.parametrize("pattern", AT_MOST)
 def test_words_of_a_private_language_are_rare(pattern: str) -> None:
     assert per_1000(pattern) <= AT_MOST[pattern]
+
+
+def test_words_of_a_private_language_are_rare_in_messages() -> None:
+    files = (ROOT / "src").rglob("*.py")
+    words = "\n\n".join(text for file in files for text in messages(file.read_text()))
+    found = {pattern: per_1000(pattern, words) for pattern in AT_MOST_IN_MESSAGES}
+    assert {p: n for p, n in found.items() if n > AT_MOST_IN_MESSAGES[p]} == {}
+    assert per_1000("you|your|yours", words) >= 2.2
+
+
+def test_messages_are_what_is_passed_to_a_function() -> None:
+    source = 'f("one two three four five", hint=f"a {b} c", word="too short")'
+    source += '\ng = "no argument of any call at all"'
+    assert list(messages(source)) == ["one two three four five", "a  X  c"]
 
 
 @pytest.mark.parametrize("pattern", AT_LEAST)

@@ -141,12 +141,12 @@ def test_limits_and_clock(finding: Finding, words: str) -> None:
 def test_the_name_of_a_machine_must_lead_to_it() -> None:
     assert check_address("localhost").verdict == "ok"
     nowhere = check_address("no-such-host.invalid")
-    assert nowhere.verdict == "warning" and "to /etc/hosts, or mend DNS" in nowhere.mend
+    assert nowhere.verdict == "warning" and "to /etc/hosts, or fix DNS" in nowhere.mend
 
 
 def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -> None:
     def broken() -> Machine:
-        raise RequestError("the look at this machine's devices failed")
+        raise RequestError("the probe of this machine's devices failed")
 
     found = {finding.name: finding for finding in check_machine(tmp_path, describe_machine=broken)}
     assert found["devices"].verdict == "problem"

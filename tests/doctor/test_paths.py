@@ -90,7 +90,7 @@ MISSING = (
     ("model.path=gone", "model.path", "nothing is there"),
     ("model.path=text/a.txt", "model.path", "is a file"),
     ("model.path=text", "model.path", "holds no config.json"),
-    ("data.dir=text/a.txt", "data.dir", "a.txt is no folder"),
+    ("data.dir=text/a.txt", "data.dir", "a.txt is not a folder"),
 )
 
 
@@ -117,7 +117,7 @@ def test_a_volume_that_is_not_mounted_is_named(tmp_path: Path) -> None:
 
 def test_a_run_folder_in_place_of_which_is_a_file_is_a_problem(volume: Path) -> None:
     found = look(volume, runs="text/a.txt")
-    assert "a.txt is no folder" in found["launch.run_dir"].what
+    assert "a.txt is not a folder" in found["launch.run_dir"].what
 
 
 @needs_root

@@ -29,9 +29,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "verbs" / "drill.md"
     ("words", "wrong"),
     [
         ("cluster.instance=p5.48xlarge", r"cluster\.instance: the recipe is one for a cluster"),
-        ("launch.slurm.partition=gpu", r"launch\.slurm: .*on this machine alone"),
+        ("launch.slurm.partition=gpu", r"launch\.slurm: .*only on this machine"),
         ("launch.image=a/b:c", r"launch\.image: .*Take these settings out"),
-        ("--faults sigkil", r"there is no fault 'sigkil'\. There are sigkill, "),
+        ("--faults sigkil", r"unknown fault 'sigkil'\. Use some of sigkill, "),
         ("--faults node-0", r"none of these can be tried \(node-0: the recipe has 1 node"),
         (
             "--faults sigkill,kill-in-load",
@@ -105,7 +105,7 @@ def test_a_fault_that_the_recipe_or_the_machine_does_not_allow_says_why(
     assert why["network-cut"].startswith("it needs networks of its own")
     for name in ("joining-node", "bad-node"):
         assert not FAULTS[name].impossible_reason(replace(whole, min_nodes=1))
-    assert FAULTS["bit"].impossible_reason(whole).startswith("nothing looks for it")
+    assert FAULTS["bit"].impossible_reason(whole).startswith("it is not looked for")
     asked = select_faults("bit,abort", replace(whole, checks_bits=True), repeat=1)
     assert asked.names == ("bit", "abort")
     few = asked.after_reference(replace(whole, checks_bits=True, replicas=2))

@@ -87,7 +87,7 @@ def test_what_was_said_before_the_fault_is_no_notice_of_it() -> None:
 
 
 def test_a_run_that_the_drill_had_to_end_has_noticed_nothing() -> None:
-    given_up = "nothing happened for 60 s: the drill ended the run"
+    given_up = "no progress for 60 s: the drill ended the run"
     ended = CommandExit(
         command="shardyard train",
         t=80.0,
@@ -133,7 +133,7 @@ def test_the_first_tensor_that_differs_is_told_with_its_rank() -> None:
 def test_a_clock_that_was_moved_back_hides_no_loss() -> None:
     lost = {**LOST, "t": LOST["t"] - 3600.0}
     facts = replace(KILLED, fault="clock-step", events=(lost, FINISHED))
-    assert judged(facts, "clock-step").problems == ("a loss was told, and none was",)
+    assert judged(facts, "clock-step").problems == ("a loss was reported, but none happened",)
     assert judged(replace(facts, events=(FINISHED,)), "clock-step").is_good
 
 
@@ -167,8 +167,8 @@ def test_what_is_left_over_is_a_problem_and_named() -> None:
             {"losses": {1: 3.0, 2: 2.4, 3: 2.25}, "bits": DIFFERENT},
             ("different", "losses from step 2 on; step 3; model.a of step 3, written by rank 1"),
         ),
-        ({"digests": {}}, ("not proven", "there is no last checkpoint to compare")),
-        ({"last_checkpoint": 2}, ("not proven", "there is no last checkpoint to compare")),
+        ({"digests": {}}, ("not proven", "no last checkpoint to compare")),
+        ({"last_checkpoint": 2}, ("not proven", "no last checkpoint to compare")),
         ({"events": (LOST,)}, ("not proven", "the run ended at step 3 of 3")),
     ],
 )

@@ -47,10 +47,10 @@ def test_a_run_that_loses_a_worker_and_drains_is_sent_though_one_server_refuses_
     shown = events(run_dir, "tracked")[0]
     assert shown["service"] == "wandb" and str(run_dir.exporters) in shown["address"]
     first, last, *_ = events(run_dir, "not_sent")  # and again, as it was sent later
-    assert "MLflow refused permission (HTTP 401)" in first["reason"] and not first["is_end"]
+    assert "MLflow denied permission (HTTP 401)" in first["reason"] and not first["is_end"]
     assert last["is_end"] and last["lines"] == len(lines)
     assert f"MLflow lacks {len(lines):,} lines of metrics.jsonl" in answer.err
-    assert later.code == 3 and "MLflow refused permission" in later.err
+    assert later.code == 3 and "MLflow denied permission" in later.err
 
     file = min(run_dir.exporters.glob("wandb/offline-run-*/*.wandb"))  # by the time of its folder
     assert [row["step"] for row in rows_in(file)] == [line["step"] for line in lines]

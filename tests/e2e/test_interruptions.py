@@ -38,7 +38,7 @@ def test_ctrl_c_then_other_processes_and_another_strategy(place: Place, base: An
     assert "finishing the step and saving; press Ctrl-C again to stop at once" in stopped.err
     saved = place.run_dir("changing").latest.read_text().strip()
     assert stopped.err.splitlines()[-1] == (
-        f"drained; {saved} is durable. `shardyard resume changing` goes on from there."
+        f"drained; {saved} is durable. `shardyard resume changing` continues from there."
     )
     done = losses(place, "changing")
     assert saved == f"step-{len(done):08d}" and len(done) < 24
@@ -106,7 +106,7 @@ def test_a_run_that_trains_is_looked_at_but_not_touched(place: Place, prepared: 
         stopped = running.wait()
     assert stopped.code == 143
     assert "draining after SIGTERM" in stopped.err
-    assert "is durable. `shardyard resume long` goes on from there." in stopped.err
+    assert "is durable. `shardyard resume long` continues from there." in stopped.err
     assert place.state("long") == "drained"
     shutil.rmtree(run_dir.path)
 

@@ -30,7 +30,7 @@ def test_a_run_is_launched_watched_listed_and_removed_with_the_losses_of_train(
     assert place.run("launch", "tiny.yaml", "--on", "local", "--yes", "run.id=far").code == 2
     removed = place.run("teardown", "far", "--yes", "--json").json
     assert removed["left"] == []
-    assert "nothing of run far is left elsewhere" in place.run("teardown", "far").out
+    assert "all objects of run far are removed" in place.run("teardown", "far").out
 
 
 def test_a_run_goes_on_after_ctrl_c_is_cancelled_and_is_submitted_again(
@@ -44,7 +44,7 @@ def test_a_run_goes_on_after_ctrl_c_is_cancelled_and_is_submitted_again(
         wait_for_step(run_dir, 2)
         watching.send(signal.SIGINT)
         left = watching.wait()
-    assert left.code == 130 and "the job goes on" in left.err
+    assert left.code == 130 and "the job continues" in left.err
     running = place.run("status", "again", "--json").json
     assert running["state"] == "running"
     refused = place.run("resume", "again", "--yes")

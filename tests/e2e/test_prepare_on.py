@@ -192,7 +192,7 @@ def test_the_data_is_ready_for_launch_and_nothing_is_left_after_teardown(
     status = scene.place.run("status", done.json["run_id"], "--json")
     assert (status.json["state"], status.json["exit_code"]) == ("succeeded", 0)
     gone = scene.place.run("teardown", done.json["run_id"], "--yes")
-    assert gone.code == 0 and "nothing of run" in gone.out
+    assert gone.code == 0 and "all objects of run" in gone.out
 
 
 def test_cancel_ends_it_and_the_same_command_goes_on(

@@ -10,14 +10,14 @@ from tests.e2e.shardyard import Answer, Place
 
 REFUSED = [
     ("train", 2, ["Missing argument 'RECIPE...'", "shardyard train --help"]),
-    ("trian tiny.yaml", 2, ["there is no verb 'trian'", "`shardyard train tiny.yaml`?"]),
+    ("trian tiny.yaml", 2, ["there is unknown verb 'trian'", "`shardyard train tiny.yaml`?"]),
     ("train q.txt", 2, ["recipe q.txt does not exist.", "Give a YAML file."]),
     ("train tony.yaml", 2, ["recipe tony.yaml does not exist.", "Did you mean tiny.yaml?"]),
     ("train text", 2, ["recipe text is a folder.", "Give a YAML file."]),
-    ("train tiny.yaml --steps=5", 2, ["no option --steps", "Settings have no dashes"]),
+    ("train tiny.yaml --steps=5", 2, ["unknown option --steps", "Settings have no dashes"]),
     ("train tiny.yaml optim.lr 1e-3", 2, ["one word without spaces: optim.lr=VALUE"]),
     ("train tiny.yaml optim.lr=", 2, ["optim.lr=null is not a number above 0, or auto"]),
-    ("train tiny.yaml optim.lrr=1", 2, ["there is no such setting", "Did you mean optim.lr?"]),
+    ("train tiny.yaml optim.lrr=1", 2, ["unknown setting", "Did you mean optim.lr?"]),
     ("train tiny.yaml data.source=./gone", 2, ["gone' does not exist", "Correct the path"]),
     ("train tiny.yaml data.source=./none", 2, ["names no file.", "Give a folder, file or glob"]),
     ("train tiny.yaml data.source=./blank", 2, ["is an empty corpus", "Give files with text."]),

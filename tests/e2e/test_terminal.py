@@ -84,5 +84,5 @@ def test_ctrl_c_at_a_terminal_is_understood_while_the_step_stays_in_sight(
     assert process.returncode == 130
     assert "finishing the step and saving" in shown
     assert re.search(r"training +\d+/1000000 loss \d", shown)
-    assert "`shardyard resume typed` goes on from there." in shown
+    assert "`shardyard resume typed` continues from there." in shown
     assert place.state("typed") == "drained"

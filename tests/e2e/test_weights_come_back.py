@@ -154,7 +154,7 @@ def test_an_export_killed_here_and_there_has_the_digests_of_one_made_on_the_fold
 
     first = site.start(*asked)
     site.kill_when(first, lambda: site.lives("export"))  # the command here
-    assert site.lives("export"), "the side job goes on"
+    assert site.lives("export"), "the side job continues"
     second = site.start(*asked)
     written = site.there.path / "exports"
     while not written.exists() and site.lives("export"):

@@ -309,7 +309,7 @@ def test_an_interface_that_is_not_there_ends_the_attempt_before_it_starts(agents
     agents.prepare()
     ended = answer(agents.start("finish", GLOO_SOCKET_IFNAME="eth9"))
     assert ended["exit_code"] == 2 and ended["outcome"] == "failed"
-    assert "GLOO_SOCKET_IFNAME=eth9: there is no interface 'eth9'" in ended["message"]
+    assert "GLOO_SOCKET_IFNAME=eth9: interface 'eth9' does not exist" in ended["message"]
     assert not agents.events("worker_lost")
 
 
@@ -318,7 +318,7 @@ def test_an_interface_that_is_lost_before_the_workers_meet_costs_no_restart(agen
     """As gloo says it: "ifa != nullptr. Unable to find address for: eth9"."""
     agents.prepare()
     ended = answer(agents.start("finish", TEST_INTERFACE="eth9"))
-    assert "GLOO_SOCKET_IFNAME=eth9: there is no interface 'eth9'" in ended["message"]
+    assert "GLOO_SOCKET_IFNAME=eth9: interface 'eth9' does not exist" in ended["message"]
     assert ended["exit_code"] == 2
     (lost,) = agents.events("worker_lost")
     assert len(agents.events("rendezvous")) == 1 and "ifa" not in lost["cause"]

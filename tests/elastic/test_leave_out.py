@@ -109,7 +109,7 @@ def test_no_node_is_named_where_there_is_one_or_it_failed_once() -> None:
     judged(verdicts, KILL, NODES[1])
     assert (
         verdicts.describe_node_losses(NODES)
-        == "; the last 2 losses began on node 1 (b): go on without it"
+        == "; the last 2 losses began on node 1 (b): continue without it"
     )
     assert verdicts.describe_node_losses(NODES[1:2]) == ""
 

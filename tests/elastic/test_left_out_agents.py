@@ -143,7 +143,7 @@ def test_a_left_out_node_that_is_asked_to_stop_ends_alone_or_when_the_others_nee
     if bad == 1:
         end = answer(nodes[1])
         assert (end["exit_code"], end["outcome"]) == (143, "drained")
-        assert end["message"].endswith("the others go on without it")
+        assert end["message"].endswith("the others continue without it")
         assert nodes[0].poll() is None
     nodes[1 - bad].terminate()
     assert answer(nodes[1 - bad])["exit_code"] == 143

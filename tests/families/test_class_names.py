@@ -48,7 +48,7 @@ def test_other_classes_get_a_new_head_and_it_is_said(
 
 def test_classes_without_names_keep_their_order_and_it_is_said() -> None:
     unnamed = head_order(["cat", "dog"], None, outputs=2)
-    assert unnamed.rows == (0, 1) and "output n stands for the n-th class" in unnamed.note
+    assert unnamed.rows == (0, 1) and "output n means the n-th class" in unnamed.note
     numbered = head_order(["0", "1"], ["cat", "dog"], outputs=2)
     assert numbered.rows == (0, 1) and "the data's classes are numbers" in numbered.note
 

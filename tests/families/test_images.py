@@ -97,7 +97,7 @@ def test_a_config_comes_out_as_it_went_in(kind: str, tmp_path: Path) -> None:
         ("resnet", "layer_type", "dense", "layer_type='dense' is not built"),
         ("resnet", "num_channels", 1, "num_channels=1 is not built. Use a network with num_channe"),
         ("efficientnet", "pooling_type", "max", "Use a network with pooling_type=mean."),
-        ("efficientnet", "image_size", [224, 160], r"image_size=\[224, 160\] is no square"),
+        ("efficientnet", "image_size", [224, 160], r"image_size=\[224, 160\] is not a square"),
         ("vit", "hidden_dropout_prob", 0.1, "hidden_dropout_prob=0.1 is not built"),
         ("vit", "attention_probs_dropout_prob", 0.1, "with attention_probs_dropout_prob=0.0"),
     ],

@@ -53,7 +53,7 @@ def test_a_name_of_nothing_is_told_with_the_nearest() -> None:
 
 def test_a_model_of_which_all_is_frozen_is_refused() -> None:
     (found,) = _problems("model", "lm_head")
-    assert "freezes all of the model, so nothing would be trained" in str(found)
+    assert "freezes all of the model, so no parameter would be trained" in str(found)
     assert _problems("model") == []
     (tied,) = _problems("model", preset="llama-pocket")  # its head is the table
     assert "freezes all" in str(tied)

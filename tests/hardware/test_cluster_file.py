@@ -79,12 +79,12 @@ usd_per_node_hour: .nan
     said = str(refused.value)
     assert "ours.yaml has 7 problems" in said
     for words in (
-        "acelerator: there is no such key. Did you mean accelerator?",
+        "acelerator: unknown key. Did you mean accelerator?",
         "'H100 SMX' is not in the catalogue. Nearest: H100 SXM",
-        "devices_per_node=0 cannot be. Give a whole number of at least 1.",
+        "devices_per_node=0 is not possible. Give a whole number of at least 1.",
         "inside_gb_per_s=-1 cannot be. Give a number of 0 or more.",
         "network_gbps: is missing, but cluster.nodes=2. Give the Gb/s of one node",
-        "host_memory_gib=many is no number. Write digits without a unit.",
+        "host_memory_gib=many is not a number. Write digits without a unit.",
         "usd_per_node_hour=nan cannot be.",
     ):
         assert words in said
@@ -94,20 +94,23 @@ OWN = "accelerator: {memory_gib: 1, bandwidth_gb_per_s: 1, peak_tflops: {bf16: 1
 
 WRONG = [
     ("devices_per_node: 1", "accelerator: is missing. Name one of the catalogue, such as H100 SXM"),
-    ("accelerator: L4", "devices_per_node: is missing, and nothing else says it."),
+    ("accelerator: L4", "devices_per_node: is missing."),
     ("accelerator: L4\ndevices_per_node: 1.5", "Give a whole number of at least 1."),
     ("accelerator: L4\ndevices_per_node: true", "devices_per_node=True is no number."),
-    ("accelerator: L4\nname: 7", "name=7 is no text. Put it in quotes."),
-    ("accelerator: L4\nnetwork_gbps: 0", "network_gbps=0 cannot be: nothing would ever arrive."),
+    ("accelerator: L4\nname: 7", "name=7 is not text. Put it in quotes."),
+    (
+        "accelerator: L4\nnetwork_gbps: 0",
+        "network_gbps=0 is not possible, as no data would arrive.",
+    ),
     ("network_gbps: 1\nbetween_gb_per_s: 1", "say the same, of a node and of a device. Keep one."),
     ("accelerator: MI250X\ndevices_per_node: 8", "inside_gb_per_s: is missing, and the catalogue"),
     ("accelerator: {}", "accelerator.memory_gib: is missing"),
     ("accelerator: {}", "accelerator.peak_tflops: says no rate. Give some of fp32, fp16, bf16"),
-    (f"{OWN}, watts: 1}}", "accelerator.watts: there is no such key. There are name, memory_gib"),
+    (f"{OWN}, watts: 1}}", "accelerator.watts: unknown key. There are name, memory_gib"),
     (f"{OWN}, achievable: {{bf16: 80}}}}", "bf16=80 is more than the whole peak. Give a share"),
     (f"{OWN}, achievable: 0.8}}", "accelerator.achievable=0.8 says no format. Write it like {bf16"),
     (f"{OWN}, device: gpu}}", "accelerator.device=gpu is called cuda by torch. Use cuda."),
-    ("accelerator: {peak_tflops: {int4: 1}}", "accelerator.peak_tflops.int4: there is no such key"),
+    ("accelerator: {peak_tflops: {int4: 1}}", "accelerator.peak_tflops.int4: unknown key"),
 ]
 
 

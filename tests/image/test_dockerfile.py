@@ -110,7 +110,9 @@ def test_the_versions_fit_each_other_and_the_check() -> None:
     "text", ["gpu", "cpu:x", "cuda-efa:", "dlc", "dlc:", "dlc:--rm", "dlc:a b", "dlc:X", "gaudi:"]
 )
 def test_another_base_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"is no base\. Use cpu, cuda-efa, cuda126-efa \(V100\)"):
+    with pytest.raises(
+        RequestError, match=r"is not a base\. Use cpu, cuda-efa, cuda126-efa \(V100\)"
+    ):
         parse_base(text)
 
 
@@ -196,8 +198,8 @@ def test_a_word_that_is_no_option_of_a_tool_is_refused() -> None:
     answer = CliRunner().invoke(build, ["--base", "cpu", "registry.example/mine:1"])
     assert isinstance(answer.exception, RequestError)
     said = str(answer.exception)
-    assert "'registry.example/mine:1' is no option of a tool" in said
-    assert "Behind -- stand the tool's own options, such as -- --network=host" in said
+    assert "'registry.example/mine:1' is not an option of the build tool" in said
+    assert "The tool's own options come after --, such as -- --network=host" in said
 
 
 def test_a_mirror_is_read_where_pip_runs() -> None:

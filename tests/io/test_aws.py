@@ -46,11 +46,11 @@ def raised_for(error: Exception) -> ShardyardError:
         ),
         (
             exceptions.EndpointConnectionError(endpoint_url="http://x"),
-            CapacityError, 3, "Nothing was sent",
+            CapacityError, 3, "No request was sent",
         ),
         (
             exceptions.ConnectTimeoutError(endpoint_url="http://x"),
-            CapacityError, 3, "Nothing was sent",
+            CapacityError, 3, "No request was sent",
         ),
         (
             exceptions.ReadTimeoutError(endpoint_url="http://x"),

@@ -141,7 +141,7 @@ def test_without_credentials_nothing_else_is_asked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    assert "Nothing was sent" in only(findings(), "credentials").what
+    assert "No request was sent" in only(findings(), "credentials").what
 
 
 @pytest.mark.usefixtures("aws")
@@ -195,7 +195,7 @@ def test_roles_must_be_there_and_trust_containers(aws: BatchServer) -> None:
         InstanceProfileName="ecsInstanceRole", RoleName="of-ecsInstanceRole"
     )
     instance = only(findings(*settings, service_quotas=quota(96)), "instance role")
-    assert "no instance profile ecsInstanceRole with a role" in instance.what
+    assert "instance profile ecsInstanceRole does not exist or has no role" in instance.what
     assert "AmazonEC2ContainerServiceforEC2Role" in instance.mend
 
 

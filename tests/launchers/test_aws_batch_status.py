@@ -87,7 +87,7 @@ def test_states_and_endings(
         ("CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - none", "another type or zone"),
         ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - small", "Raise it"),
         ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - none", "fewer VCPUs"),
-        ("MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS - no", "Mend that role"),
+        ("MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS - no", "Fix that role"),
     ],
 )
 def test_batchs_reasons_for_waiting_are_explained(reason: str, remedy: str) -> None:

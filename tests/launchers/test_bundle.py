@@ -132,7 +132,7 @@ def test_code_is_packed_only_where_it_hides_no_module(tmp_path: Path) -> None:
 
 
 def test_a_path_that_matches_nothing_is_refused(project: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"launch\.code: 'src/\*' matches nothing in .*project"):
+    with pytest.raises(RequestError, match=r"launch\.code: 'src/\*' matches no file in .*project"):
         pack("src/*", into=tmp_path, start=project)
 
 

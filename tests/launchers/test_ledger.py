@@ -66,7 +66,7 @@ def test_a_line_is_on_disk_before_what_it_tells_of_is_created(
 
 def test_a_ledger_that_cannot_be_written_stops_what_follows(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="Nothing is created outside"):
+    with pytest.raises(StorageError, match="Each object must be listed here before it is created"):
         intend(Ledger(tmp_path / "file" / "objects.jsonl"), "a")
 
 
@@ -138,17 +138,17 @@ def test_a_line_as_a_launcher_writes_it_is_read(tmp_path: Path, line: dict[str, 
         (SLURM, {"id": "17,18"}, "id='17,18' is not what slurm calls a slurm job"),
         (SLURM, {"id": "17_1"}, "id='17_1' is not"),
         (SLURM, {"id": "\u0661\u0667"}, "is not what slurm calls"),
-        (SLURM, {"id": 17}, "id=17 is no text"),
+        (SLURM, {"id": 17}, "id=17 is not text"),
         (SLURM, {"id": None}, "is created and has no id"),
         (SLURM, {"id": "17\n18"}, "has a control character"),
         (SLURM, {"name": "r --user=root"}, "name='r --user=root' is not"),
         (SLURM, {"name": "r\x1b]0;x\x07"}, "has a control character"),
         (SLURM, {"kind": "JobSet"}, "slurm has no kind='JobSet'"),
         (SLURM, {"kind": "job"}, "slurm has no kind='job' that is created"),
-        (SLURM, {"action": "destroy"}, "action='destroy' is none"),
+        (SLURM, {"action": "destroy"}, "action='destroy' is unknown"),
         (SLURM, {"details": {"cluster": "all,--me"}}, "details.cluster='all,--me' is not"),
         (SLURM, {"details": {"nodes": "many"}}, "details.nodes='many' is not"),
-        (SLURM, {"details": {"nodes": 2}}, "details.nodes=2 is no text"),
+        (SLURM, {"details": {"nodes": 2}}, "details.nodes=2 is not text"),
         (SLURM, {"details": {"folder": "/etc"}}, "details.folder='/etc' is not where"),
         (SLURM, {"details": {"folder": "-x"}}, "begins with a hyphen"),
         (LOCAL, {"id": "1"}, "id='1' is not what local calls a local job"),
@@ -174,8 +174,8 @@ def test_a_line_that_no_launcher_writes_is_refused_by_its_number(
             details = {**line.get("details", {}), **changes.get("details", {})}
             ask(written(tmp_path, {**line, **changes, "details": details}))
         said = str(caught.value)
-        assert f"{tmp_path}/ledger.jsonl line 1 is no line of a ledger: " in said
-        assert words in said and "Mend or remove that line" in said
+        assert f"{tmp_path}/ledger.jsonl line 1 is not a line of a ledger: " in said
+        assert words in said and "Fix or remove that line" in said
 
 
 def test_a_job_s_folder_is_the_run_s_own_also_through_a_symbolic_link(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_complete_line_without_one_of_its_marks_is_refused(tmp_path: Path) -> 
     for place, mark in enumerate(WHOLE[:-2]):
         if mark in '":,{':
             ledger.path.write_text(f"{before}{WHOLE[:place]}{WHOLE[place + 1 :]}\n")
-            with pytest.raises(StorageError, match=r"line 2 is no line of a ledger"):
+            with pytest.raises(StorageError, match=r"line 2 is not a line of a ledger"):
                 ledger.live()
 
 
@@ -248,7 +248,7 @@ def test_a_ledger_that_lost_its_lines_does_not_say_that_nothing_is_left(
     with pytest.raises(StorageError, match="as a power cut leaves") as caught:
         ledger.live()
     if "\0" not in (content or ""):
-        command = str(caught.value).partition("write it anew: ")[2]
+        command = str(caught.value).partition("write a new one: ")[2]
         ledger.path.write_text(command.partition("echo '")[2].partition("'")[0] + "\n")
         assert ledger.live() == [], "as the message says"
 

@@ -129,7 +129,7 @@ def test_resume_by_another_user_says_whose_the_run_is_and_what_to_do(
     err = str(refused.value)
     shut = run if is_folder else run / "events.jsonl"
     assert f"{shut} belongs to root, and you, nobody, may not write there" in err
-    assert f"Run this as root; or go on with a copy of your own: cp -r {run} FOLDER" in err
+    assert f"Run this as root; or continue with a copy of your own: cp -r {run} FOLDER" in err
 
 
 _NOBODY = 65534

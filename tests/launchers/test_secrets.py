@@ -123,7 +123,7 @@ def test_a_password_and_a_private_key_may_hold_other_letters(tmp_path: Path) -> 
 
 def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(RequestError, match=r"is empty or binary. It must hold the secret alone"):
+    with pytest.raises(RequestError, match=r"is empty or binary. It must hold only the secret"):
         resolve_local({"A": f"file:{tmp_path / 'empty'}"}, {})
 
 

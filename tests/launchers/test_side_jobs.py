@@ -104,7 +104,7 @@ def test_a_job_on_this_machine_is_told_no_place_and_is_never_started_again() -> 
 def test_a_size_that_this_machine_does_not_hold_it_to_is_told() -> None:
     sized = slurm_request("launch.side.memory_gib=4")
     (warning,) = LocalLauncher().render(side_of(sized)).warnings
-    assert warning.startswith("launch.side.memory_gib: nothing holds a side job to it on local")
+    assert warning.startswith("launch.side.memory_gib: not used for side jobs on local")
     assert LocalLauncher().render(sized).warnings == ()
     assert LocalLauncher().render(side_of(slurm_request())).warnings == ()
 
@@ -123,7 +123,7 @@ def test_the_label_is_that_of_the_arguments_whatever_their_order() -> None:
     ["", "{}", "[]", '{"kind": "dance", "arguments": {}}', '{"kind": "export", "arguments": 1}'],
 )
 def test_what_is_no_side_job_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"no side job that this version .* knows: prepare"):
+    with pytest.raises(RequestError, match=r"not a side job of this version of Shardyard: prepare"):
         SideJob.from_text(text)
 
 

@@ -439,7 +439,7 @@ def test_a_job_whose_folder_was_moved_away_is_found_by_its_comment(
         (["launch.slurm.options={gres: 'nosuch:1'}"], "set launch.slurm.request_gpus=false"),
         (["launch.slurm.options={nodelist: 'nowhere[1-2]'}"], "Name nodes of `sinfo -N`"),
         (["launch.slurm.options={reservation: nosuch}"], "`scontrol show reservation`"),
-        (["launch.slurm.options={licenses: 'nosuch:1'}"], "Mend that option in launch.slurm"),
+        (["launch.slurm.options={licenses: 'nosuch:1'}"], "Fix that option in launch.slurm"),
     ],
 )
 def test_what_slurm_can_never_run_is_refused_with_what_to_change(

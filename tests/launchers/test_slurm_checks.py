@@ -67,7 +67,7 @@ def test_a_partition_is_judged(wanted: str | None, nodes: int, verdict: str, wor
 def test_a_cluster_without_a_default_partition_says_so() -> None:
     rows = read_partitions(SINFO.replace("*", ""))
     _, finding = choose(rows, None, nodes=1)
-    assert finding.verdict == "problem" and "no default partition" in finding.what
+    assert finding.verdict == "problem" and "no partition is the default" in finding.what
 
 
 @pytest.mark.parametrize(

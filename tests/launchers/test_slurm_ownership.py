@@ -84,7 +84,7 @@ def test_the_job_of_another_script_is_not_ended(
     forge(run)
     steer(run, controller, *words)
     assert controller.asked != [] and controller.ended == []
-    is_told = "not this run's, so left alone: slurm job 17" in capsys.readouterr().out.splitlines()
+    is_told = "not this run's, so kept: slurm job 17" in capsys.readouterr().out.splitlines()
     assert is_told is (words[0] == "teardown")
 
 

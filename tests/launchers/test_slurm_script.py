@@ -330,7 +330,7 @@ def test_nodes_that_still_save_are_not_killed_because_the_first_has_drained() ->
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ('launch.slurm.partition="a\\nb"', r"launch.slurm.partition='a\\nb' cannot stand in"),
+        ('launch.slurm.partition="a\\nb"', r"launch.slurm.partition='a\\nb' cannot be in"),
         ("launch.slurm.account='a\\b'", "launch.slurm.account=.* Choose another"),
         ("elastic.drain_timeout_s=121", "is above launch.slurm.signal_before_s=120"),
         ("launch.time_limit=3min", "is not longer than the 180 s.* Raise the one or lower"),
@@ -342,7 +342,7 @@ def test_what_cannot_stand_in_a_script_is_refused(override: str, words: str) -> 
 
 
 def test_a_relative_run_folder_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"no absolute path.* Write the whole path"):
+    with pytest.raises(RequestError, match=r"not an absolute path.* Write the whole path"):
         render_script(slurm_request(run_dir="runs/tiny"))
 
 

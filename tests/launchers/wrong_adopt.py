@@ -69,16 +69,14 @@ class AdoptDesk(Desk):
 @row(
     "cluster that is not there",
     2,
-    says="there is no EKS cluster others in us-east-1",
+    says="these credentials see no EKS cluster others in us-east-1",
     do="`aws eks list-clusters --region us-east-1` lists yours",
 )
 def _(desk: AdoptDesk) -> int:
     return desk.adopt("name=others")
 
 
-@row(
-    "cluster that is not ready", 3, says="theirs is CREATING", do="once EKS says that it is ACTIVE"
-)
+@row("cluster that is not ready", 3, says="theirs is CREATING", do="once it is ACTIVE")
 def _(desk: AdoptDesk) -> int:
     desk.told(status="CREATING")
     return desk.adopt()
@@ -99,7 +97,7 @@ def _(desk: AdoptDesk) -> int:
     "cluster that was made from here",
     2,
     says="theirs was made from here",
-    do="`shardyard cluster create` with its description goes on with it",
+    do="`shardyard cluster create` with its description continues",
 )
 def _(desk: AdoptDesk) -> int:
     from shardyard.cluster.clients import new_world
@@ -148,7 +146,7 @@ def _(desk: AdoptDesk) -> int:
 @row(
     "claim that nothing can mount",
     2,
-    says="claim default/shared is there and Lost",
+    says="claim default/shared exists and is Lost",
     do="have another one made with storage.claim",
 )
 def _(desk: AdoptDesk) -> int:
@@ -171,8 +169,8 @@ def _(desk: AdoptDesk) -> int:
 @row(
     "stack of the name is somebody's",
     4,
-    says="Nothing of it is touched",
-    do="work in the folder that made it, or remove it where nobody needs it",
+    says="It was not changed",
+    do="work in the folder that made it, or remove it if it",
 )
 def _(desk: AdoptDesk) -> int:
     from tests.cluster.clients import client_of
@@ -189,7 +187,7 @@ def _(desk: AdoptDesk) -> int:
 @row(
     "nodes that were there to be scaled",
     2,
-    says="the accelerator nodes of theirs were there when it was adopted",
+    says="the accelerator nodes of theirs existed when it was adopted",
     do="`eksctl scale nodegroup`",
 )
 def _(desk: AdoptDesk) -> int:
@@ -203,7 +201,7 @@ def _(desk: AdoptDesk) -> int:
     "cluster of the name in another account",
     4,
     says="these credentials are of account 999999999999",
-    do="Take those of account 123456789012, and check with `aws sts get-caller-identity`",
+    do="Use credentials of account 123456789012, and check with `aws sts get-caller-identity`",
 )
 def _(desk: AdoptDesk) -> int:
     desk.account.group("p4d.24xlarge", most=2)
@@ -217,7 +215,7 @@ def _(desk: AdoptDesk) -> int:
     "credentials of another account",
     4,
     says="was made in account 999999999999",
-    do="Take the credentials of that account (AWS_PROFILE)",
+    do="Use credentials of that account (AWS_PROFILE)",
 )
 def _(desk: AdoptDesk) -> int:
     desk.has_adopted()
@@ -230,7 +228,7 @@ def _(desk: AdoptDesk) -> int:
     "kubeconfig of another cluster",
     2,
     says="kubeconfig names https://another.example, and theirs of account 123456789012",
-    do="Move the file away and run the same command again, which writes it anew",
+    do="Move the file away and run the same command again, which writes a new one",
 )
 def _(desk: AdoptDesk) -> int:
     desk.has_adopted()

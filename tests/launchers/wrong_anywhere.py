@@ -71,12 +71,12 @@ def _(desk: AnyDesk) -> int:
     return desk.launch("launch.time_limit=soon")
 
 
-@row("nobody to ask, and no --yes", 2, says="nothing was done", do="Add --yes to do it")
+@row("nobody to ask, and no --yes", 2, says="not confirmed, as", do="Add --yes to do it")
 def _(desk: AnyDesk) -> int:
     return desk.shardyard("launch", *desk._recipe([]), "--on", desk.on)
 
 
-@row("run folder cannot be made", 2, says="which is a file and no folder", do="Mend the path")
+@row("run folder cannot be made", 2, says="which is a file, not a folder", do="Fix the path")
 def _(desk: AnyDesk) -> int:
     (desk.folder / "file").write_text("")
     return desk.launch(f"run.dir={desk.folder / 'file' / 'runs'}")
@@ -168,7 +168,7 @@ def _(desk: AnyDesk) -> int:
 @row(
     "ledger names an option as a job's id",
     1,
-    says="line 1 is no line of a ledger: id='-uroot' begins with a hyphen",
+    says="line 1 is not a line of a ledger: id='-uroot' begins with a hyphen",
     do="look with the scheduler's own tools",
 )
 def _(desk: AnyDesk) -> int:
@@ -180,7 +180,7 @@ def _(desk: AnyDesk) -> int:
     "ledger names a folder elsewhere",
     1,
     says="details.folder='/etc' is not where the job's folder is",
-    do="Mend or remove",
+    do="Fix or remove",
 )
 def _(desk: AnyDesk) -> int:
     desk.submitted("17", folder="/etc")
@@ -205,7 +205,12 @@ def _(desk: AnyDesk) -> int:
     return desk.steer("teardown", "--yes")
 
 
-@row("ledger overwritten with bytes", 1, says="line 1 is no line of a ledger", do="Mend or remove")
+@row(
+    "ledger overwritten with bytes",
+    1,
+    says=("line 1 is not a line of a ledger"),
+    do="Fix or remove",
+)
 def _(desk: AnyDesk) -> int:
     desk.ledger().write_bytes(bytes(range(128, 256)))
     return desk.steer("status")
@@ -273,7 +278,7 @@ def _(desk: AnyDesk) -> int:
 @row(
     "stragglers to be left out where all nodes are needed",
     2,
-    says="elastic.leave_out_for=[slow_rank] goes on with a node less, and elastic.min_nodes=2",
+    says="elastic.leave_out_for=[slow_rank] continues with one node less, but elastic.min_nodes=2",
     do="Set elastic.min_nodes below",
 )
 def _(desk: AnyDesk) -> int:

@@ -130,7 +130,7 @@ def _(desk: BatchDesk) -> int:
 @row(
     "no right to submit, nor to take back",
     4,
-    says="what was created before this stands in",
+    says="what was created before this is listed in",
     do="`shardyard teardown",
 )
 def _(desk: BatchDesk) -> int:
@@ -143,7 +143,7 @@ def _(desk: BatchDesk) -> int:
     return desk.fails("registerjobdefinition", (400, "ClientException"))
 
 
-@row("AWS throttles", 3, says="AWS was asked too often", do="Wait a minute")
+@row("AWS throttles", 3, says="AWS throttled", do="Wait a minute")
 def _(desk: BatchDesk) -> int:
     return desk.fails("submitjob", *[_THROTTLED] * 9)
 
@@ -158,7 +158,12 @@ def _(desk: BatchDesk) -> int:
     return desk.fails("submitjob", (500, "ServerException"))
 
 
-@row("endpoint that nobody serves", 3, says="Nothing was sent", do="Check the name of the region")
+@row(
+    "endpoint that nobody serves",
+    3,
+    says=("No request was sent"),
+    do="Check the name of the region",
+)
 def _(desk: BatchDesk) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -191,7 +196,10 @@ def _(desk: BatchDesk) -> int:
 @row(
     "access point of no file system",
     2,
-    says="launch.volumes[0].access_point=fsap-0123456789abcdef0 is no access point of an EFS file",
+    says=(
+        "launch.volumes[0].access_point=fsap-0123456789abcdef0 is not an access point of the EFS "
+        "file"
+    ),
     do="`aws efs describe-access-points`",
 )
 def _(desk: BatchDesk) -> int:

@@ -109,13 +109,13 @@ def _(desk: QueueDesk) -> int:
 
 @row(
     "user data above what EC2 takes", 2,
-    says="beside ours EC2 takes 14,336", do="Let it fetch what is long",
+    says="EC2 takes 14,336 in addition to ours", do="Let it download long",
 )  # fmt: skip
 def _(desk: QueueDesk) -> int:
     return desk.create(f"nodes.user_data={json.dumps('#!' + 'a' * 14336)}")
 
 
-@row("bucket that is none", 2, says="jobs.bucket=runs is no bucket", do="s3://my-bucket/prefix")
+@row("bucket that is none", 2, says="jobs.bucket=runs is not a bucket", do="s3://my-bucket/prefix")
 def _(desk: QueueDesk) -> int:
     return desk.create("jobs.bucket=runs")
 

@@ -21,7 +21,7 @@ class BenchDesk(Desk):
         return self.shardyard("bench", "network", *recipe, "--on", self.on, "--yes", *options)
 
 
-@row("a single rank", 2, says="a collective of one rank sends nothing", do="cluster.devices")
+@row("a single rank", 2, says="a collective needs two ranks or more", do="cluster.devices")
 def _(desk: BenchDesk) -> int:
     return desk.bench("cluster.nodes=1")
 
@@ -29,7 +29,7 @@ def _(desk: BenchDesk) -> int:
 @row(
     "pairs of one node",
     2,
-    says="--pairs with cluster.nodes=1: there is no pair of nodes",
+    says="--pairs with cluster.nodes=1: one node has no pairs",
     do="Ask for 3 nodes or more",
 )
 def _(desk: BenchDesk) -> int:
@@ -56,7 +56,7 @@ def _(desk: BenchDesk) -> int:
     return desk.bench("cluster.nodes=4", "--end", "8")
 
 
-@row("no size", 2, says="'lots' is no size", do="such as 8, 64K, 16M or 1G")
+@row("no size", 2, says="'lots' is not a size", do="such as 8, 64K, 16M or 1G")
 def _(desk: BenchDesk) -> int:
     return desk.bench("--end", "lots")
 
@@ -104,7 +104,10 @@ def _(desk: BenchDesk) -> int:
 @row(
     "EFA between CPUs",
     2,
-    says="--transports efa with cluster.device=cpu: CPUs meet by gloo, which has TCP sockets alone",
+    says=(
+        "--transports efa with cluster.device=cpu: CPUs communicate by gloo, which has only TCP "
+        "sockets"
+    ),
     do="--transports sockets:eth0,sockets:eth1",
 )
 def _(desk: BenchDesk) -> int:
@@ -114,8 +117,8 @@ def _(desk: BenchDesk) -> int:
 @row(
     "a network that nobody knows",
     2,
-    says="'carrier-pigeon' is no network that can be chosen",
-    do="Use some of efa (all interfaces), one-efa",
+    says="'carrier-pigeon' is not a network that can be chosen",
+    do="Use one or more of efa (all interfaces), one-efa",
 )
 def _(desk: BenchDesk) -> int:
     return desk.bench("--transports", "carrier-pigeon")

@@ -62,8 +62,8 @@ def _(desk: ClusterDesk) -> int:
 
 @row(
     "a Batch queue for Terraform", 2,
-    says="--terraform renders an EKS cluster, and this is kind=batch",
-    do="--dry-run alone prints them",
+    says="--terraform renders an EKS cluster, but this is kind=batch",
+    do="--dry-run and no --terraform",
 )  # fmt: skip
 def _(desk: ClusterDesk) -> int:
     words = [word for word in _EKS if "other_zone" not in word]

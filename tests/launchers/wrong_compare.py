@@ -23,7 +23,7 @@ class CompareDesk(Desk):
 @row(
     "a single run",
     2,
-    says="one side alone cannot be compared",
+    says="a comparison needs two sides",
     do="Name another run after a space; `shardyard report RUN` shows a single one",
 )
 def _(desk: CompareDesk) -> int:
@@ -33,7 +33,7 @@ def _(desk: CompareDesk) -> int:
 @row(
     "runs joined by a comma alone",
     2,
-    says="one side alone cannot be compared",
+    says="a comparison needs two sides",
     do="Name another run after a space",
 )
 def _(desk: CompareDesk) -> int:

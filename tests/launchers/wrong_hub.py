@@ -119,7 +119,7 @@ def _(desk: HubDesk) -> int:
 @row(
     "name that no repository can have",
     2,
-    says="model.hub=acme llama is no name of a repository",
+    says="model.hub=acme llama is not a name of a repository",
     do="Write owner/name",
 )
 def _(desk: HubDesk) -> int:
@@ -254,8 +254,8 @@ def _(desk: HubDesk) -> int:
 @row(
     "folder for models below a file",
     2,
-    says="which is a file and no folder",
-    do="Mend the path",
+    says="which is a file, not a folder",
+    do="Fix the path",
 )
 def _(desk: HubDesk) -> int:
     desk.store.write_text("")

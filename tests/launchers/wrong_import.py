@@ -49,7 +49,7 @@ class ImportDesk(Desk):
 @row(
     "a file of a kind that is not known",
     2,
-    says="notes.txt is no configuration that is known by what is in it",
+    says="notes.txt is not a configuration of a known tool",
     do="Known are: PyTorchJob",
 )
 def _(desk: ImportDesk) -> int:
@@ -57,7 +57,7 @@ def _(desk: ImportDesk) -> int:
     return desk.take("notes.txt")
 
 
-@row("a folder and settings", 2, says="A checkpoint is imported alone", do="as model.path")
+@row("a folder and settings", 2, says="A checkpoint is imported by itself", do="as model.path")
 def _(desk: ImportDesk) -> int:
     return desk.take(".")
 
@@ -130,7 +130,7 @@ def _(desk: ImportDesk) -> int:
 @row(
     "a torchrun on the first of several nodes",
     2,
-    says="start.program=torchrun without srun runs on the first of 4 nodes alone",
+    says="start.program=torchrun without srun runs only on the first of 4 nodes",
     do="cluster.nodes=N",
 )
 def _(desk: ImportDesk) -> int:
@@ -222,7 +222,7 @@ def _(desk: ImportDesk) -> int:
 @row(
     "processes that the machines do not share evenly",
     2,
-    says="7 processes (a.yaml: num_processes, line 4) are no whole number for each of 2",
+    says="7 processes (a.yaml: num_processes, line 4) are not a whole number for each of 2",
     do="Give cluster.nodes=... and cluster.devices=...",
 )
 def _(desk: ImportDesk) -> int:
@@ -264,7 +264,7 @@ def _(desk: ImportDesk) -> int:
     "a checkpoint that would run something",
     1,
     says="a.pt: it asks for builtins.eval. Only tensors, numbers, strings, lists and dicts are",
-    do="save its state dict alone",
+    do="save only its state dict",
 )
 def _(desk: ImportDesk) -> int:
     return desk.checkpoint(desk.pickled(b"cbuiltins\neval\n(V1\ntR."))
@@ -278,8 +278,8 @@ def _(desk: ImportDesk) -> int:
 @row(
     "a checkpoint that was cut off",
     1,
-    says="a.pt is no file of torch.save as it has been since torch 1.6",
-    do="if it was cut off, bring it anew",
+    says="a.pt is not a file of torch.save in the format of torch 1.6",
+    do="if it was cut off, copy it again",
 )
 def _(desk: ImportDesk) -> int:
     name = desk.pickled(pickle.dumps({"step": 3}))
@@ -306,7 +306,7 @@ def _(desk: ImportDesk) -> int:
 @row(
     "a folder that is no checkpoint",
     2,
-    says="notes is no checkpoint that is known here",
+    says="notes is not a checkpoint of a known format",
     do="Known are: a file of torch.save (.pt, .bin), a folder of torch.distributed.checkpoint",
 )
 def _(desk: ImportDesk) -> int:

@@ -95,7 +95,9 @@ class KubernetesDesk(Desk):
         self.server.only(plural)["status"] = {"conditions": [condition]}
 
 
-@row("context not given", 2, says="launch.kubernetes.context is not given", do="it has test, produ")
+@row(
+    "context not given", 2, says="launch.kubernetes.context: is not given", do="it has test, produ"
+)
 def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.context=null")
 
@@ -105,7 +107,7 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.context=tset")
 
 
-@row("no kubeconfig", 2, says="there is no kubeconfig", do="aws eks update-kubeconfig")
+@row("no kubeconfig", 2, says="cannot be used: no kubeconfig", do="aws eks update-kubeconfig")
 def _(desk: KubernetesDesk) -> int:
     desk.environ.setenv("KUBECONFIG", str(desk.folder / "none"))
     return desk.launch()
@@ -163,7 +165,7 @@ def _(desk: KubernetesDesk) -> int:
     "submission died between intent and confirmation",
     0,
     says="removed: ConfigMap",
-    do="nothing of run first is left elsewhere",
+    do="all objects of run first are removed",
 )
 def _(desk: KubernetesDesk) -> int:
     desk.refused(504, "gateway timeout")
@@ -193,7 +195,7 @@ def _(desk: KubernetesDesk) -> int:
     "controller of another version",
     2,
     says="serves JobSet as jobset.x-k8s.io/v1",
-    do="Have whoever keeps it replace it",
+    do="Ask the cluster's administrator to replace it",
 )
 def _(desk: KubernetesDesk) -> int:
     desk.server.other_versions["jobset.x-k8s.io"] = "v1"
@@ -204,7 +206,7 @@ def _(desk: KubernetesDesk) -> int:
     "TrainJob with fields of another version",
     2,
     says="has neither runtimePatches",
-    do="Have whoever keeps it replace it: helm upgrade",
+    do="Ask the cluster's administrator to replace it: helm upgrade",
 )
 def _(desk: KubernetesDesk) -> int:
     desk.server.trainjob_fields = ["runtimeRef", "trainer"]
@@ -353,7 +355,7 @@ def _(desk: KubernetesDesk) -> int:
     return desk.steer("watch")
 
 
-@row("Ctrl-C while it is watched", 130, says="watching ended, the job goes on", do="stops it")
+@row("Ctrl-C while it is watched", 130, says="watching ended, the job continues", do="stops it")
 def _(desk: KubernetesDesk) -> int:
     desk.launched()
     desk.server.add_pod("p-0", job="first", rank=0, status=RUNNING, lines=["step 1"])
@@ -367,7 +369,7 @@ def _(desk: KubernetesDesk) -> int:
     return desk.steer("watch")
 
 
-@row("teardown twice", 0, says="nothing of run first is left elsewhere", do="stays")
+@row("teardown twice", 0, says="all objects of run first are removed", do="stays")
 def _(desk: KubernetesDesk) -> int:
     desk.launched()
     assert desk.steer("teardown", "--yes", "--force") == 0

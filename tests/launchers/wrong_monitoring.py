@@ -43,8 +43,8 @@ class MonitoringDesk(KubernetesDesk):
 @row(
     "word that is nothing to install",
     2,
-    says="'grafana' is nothing to install: needed, monitoring, cloudwatch",
-    do="recipe and settings stand before --install",
+    says="'grafana' cannot be installed; choose from needed, monitoring, cloudwatch",
+    do="Recipe and settings come before --install",
 )
 def _(desk: MonitoringDesk) -> int:
     return desk.doctor("--install", "grafana", "--dry-run")
@@ -53,7 +53,7 @@ def _(desk: MonitoringDesk) -> int:
 @row(
     "monitoring of a scheduler that installs nothing",
     2,
-    says="nothing can be installed on slurm from here",
+    says="Shardyard cannot install anything on slurm; its administrators",
     do="docs/monitoring.md how runs are watched there",
 )
 def _(desk: MonitoringDesk) -> int:

@@ -201,9 +201,9 @@ def _(desk: PathsDesk) -> int:
 
 
 @row(
-    "folder of the image that is no absolute path",
+    "folder of the image that is not an absolute path",
     2,
-    says="launch.image_paths=data is no absolute path",
+    says="launch.image_paths=data is not an absolute path",
     do="Give the whole path, as the nodes see it",
 )
 def _(desk: PathsDesk) -> int:
@@ -292,7 +292,7 @@ def _(desk: PathsDesk) -> int:
     "probe: no volume is mounted",
     1,
     says="no volume is mounted there",
-    do="Mend launch.volumes",
+    do="Fix launch.volumes",
 )
 def _(desk: PathsDesk) -> int:
     return desk.probed()

@@ -117,7 +117,7 @@ def _(desk: PricesDesk) -> int:
     "limit in dollars, and a capacity block whose price no table has",
     2,
     says="launch.max_usd=5, but the price is not known",
-    do="AWS told it when the block was bought: give cluster.usd_per_node_hour",
+    do="AWS showed it when the block was bought: give cluster.usd_per_node_hour",
 )
 def _(desk: PricesDesk) -> int:
     block = ("cluster.capacity=block:cr-0123456789abcdef0", "cluster.block_ends=2099-01-01T11:30Z")
@@ -137,7 +137,7 @@ def _(desk: PricesDesk) -> int:
 @row(
     "bill of a cluster whose ledger says no number of nodes",
     1,
-    says="says that many accelerator nodes were asked for, which is no number",
+    says="says that many accelerator nodes were requested, which is not number",
     do="Bring the file back from a copy",
 )
 def _(desk: PricesDesk) -> int:
@@ -148,8 +148,8 @@ def _(desk: PricesDesk) -> int:
 @row(
     "bill of a cluster whose ledger does not say when",
     1,
-    says="does not say when (t), so what it cost cannot be told",
-    do="bring the file back from a copy",
+    says="does not say when (t), so its cost is unknown",
+    do="restore the file from a copy",
 )
 def _(desk: PricesDesk) -> int:
     desk.begun(t=None)

@@ -48,7 +48,7 @@ def _(desk: ProfileDesk) -> int:
 @row(
     "a run that has not begun",
     2,
-    says="run first has not begun, so there is nothing to profile",
+    says="run first has not begun, so it has no step to profile",
     do="Start it with `shardyard resume",
 )
 def _(desk: ProfileDesk) -> int:

@@ -185,7 +185,7 @@ def _(desk: SlurmDesk) -> int:
 @row(
     "option of sbatch in another form",
     2,
-    says="launch.slurm.options.switches='many' is no value of --switches",
+    says="launch.slurm.options.switches='many' is not a value of --switches",
     do="Give such as 1@12:00:00",
 )
 def _(desk: SlurmDesk) -> int:
@@ -238,7 +238,7 @@ def _(desk: SlurmDesk) -> int:
 @row(
     "spot instances on a cluster that is there",
     2,
-    says="cluster.capacity=spot, and Slurm takes the nodes that are there",
+    says="cluster.capacity=spot, but on Slurm the nodes exist already, and",
     do="launch.slurm.options.reservation",
 )
 def _(desk: SlurmDesk) -> int:

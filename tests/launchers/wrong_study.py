@@ -33,7 +33,7 @@ class StudyDesk(Desk):
         return self.shardyard("study", "--table", str(path))
 
 
-@row("sizes that are no numbers", 2, says="'a few' is no list of numbers of nodes", do="1,2,4")
+@row("sizes that are no numbers", 2, says="'a few' is not a list of numbers of nodes", do="1,2,4")
 def _(desk: StudyDesk) -> int:
     return desk.study("--nodes", "a few")
 
@@ -61,7 +61,7 @@ def _(desk: StudyDesk) -> int:
 @row(
     "a batch that the devices of the smallest size cannot share",
     2,
-    says="8 samples on 3 devices, which is no whole number for each",
+    says="8 samples on 3 devices, which is not a whole number for each",
     do="Give optim.batch_per_device",
 )
 def _(desk: StudyDesk) -> int:
@@ -92,7 +92,7 @@ def _(desk: StudyDesk) -> int:
 @row(
     "a limit of what costs nothing",
     2,
-    says="--predict starts nothing",
+    says="--predict starts no job",
     do="leave --max-usd and --dry-run out",
 )
 def _(desk: StudyDesk) -> int:
@@ -114,7 +114,7 @@ def _(desk: StudyDesk) -> int:
 @row(
     "a published table with a column that nobody knows",
     2,
-    says="'sample_per_s' is no column of a scaling table",
+    says="'sample_per_s' is not a column of a scaling table",
     do="is 'samples_per_s' meant?",
 )
 def _(desk: StudyDesk) -> int:
@@ -124,7 +124,7 @@ def _(desk: StudyDesk) -> int:
 @row(
     "a published table with a word for a number",
     2,
-    says="row 2: samples_per_s='fast' is no number above 0",
+    says="row 2: samples_per_s='fast' is not a number above 0",
     do="Correct these rows",
 )
 def _(desk: StudyDesk) -> int:
@@ -134,8 +134,8 @@ def _(desk: StudyDesk) -> int:
 @row(
     "a folder for runs that are elsewhere",
     2,
-    says="--runs-dir is for tables alone",
-    do="run.dir says where",
+    says="--runs-dir is only for tables",
+    do="run.dir",
 )
 def _(desk: StudyDesk) -> int:
     return desk.study("--predict", "--runs-dir", "elsewhere")

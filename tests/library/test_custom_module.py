@@ -275,7 +275,7 @@ def test_wrong_plans_and_blocks_say_what_is_wrong_and_what_to_do() -> None:
         "plan": (
             "parallelize() has 8 problems",
             "plan['layer.*.up']: names no module. Did you mean one of: layers.",
-            "plan['layers.*.down']='diagonals' is no way to split a module. Use columns, rows",
+            "plan['layers.*.down']='diagonals' is not a way to split a module. Use columns, rows",
             "plan['layers.0.norm']='rows': layers.0.norm is a LayerNorm. What is split must",
             "plan['odd']='columns': tp=2 does not divide out_features=9 of odd",
             "Use a tp of 1, 3, 9, or pad out_features",

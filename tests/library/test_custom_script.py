@@ -286,7 +286,7 @@ def test_what_cannot_be_split_is_named_with_what_to_do() -> None:
         ["parallel.pp=2: in a module of your own where it can be cut"],
         ["plan['nowhere']: names no module"],
         ["parallel.ep=2 but no list of experts is named. Give experts="],
-        ["parallel.tp=2 but there is no plan of what it splits. Give plan="],
+        ["parallel.tp=2 but no plan says what it splits. Give plan="],
     ]
     for said in run_on_ranks(_refused, 2):
         for text, parts in zip(said, wanted, strict=True):

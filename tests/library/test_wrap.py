@@ -44,14 +44,14 @@ def test_a_model_without_values_is_refused() -> None:
 
 
 def test_exact_means_without_an_optimizer_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"begins anew after each step of the optimizer"):
+    with pytest.raises(RequestError, match=r"starts again after each step of the optimizer"):
         shardyard.wrap(_module(), gradients="exact")  # type: ignore[call-overload]
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     model = _module()
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 10)
-    with pytest.raises(RequestError, match=r"StepLR is no torch.optim.Optimizer"):
+    with pytest.raises(RequestError, match=r"StepLR is not a torch.optim.Optimizer"):
         shardyard.wrap(model, [schedule])  # type: ignore[type-var]
 
 

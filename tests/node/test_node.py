@@ -50,7 +50,7 @@ def test_a_node_beyond_the_last_is_refused(tmp_path: Path) -> None:
     words[words.index("--node-rank") + 1] = "2"
     code, talk = node(tmp_path, *words)
     assert code == 2
-    assert "--node-rank 2 is no node of --nodes 2" in talk and "Use 0 to 1" in talk
+    assert "--node-rank 2 is not a node of --nodes 2" in talk and "Use 0 to 1" in talk
 
 
 @pytest.mark.heavy

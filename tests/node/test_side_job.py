@@ -97,7 +97,7 @@ def test_the_answer_is_what_the_function_returns(
         ("refuse", 4, "the bucket is not yours. Ask its owner."),
         ("stumble", 1, "ValueError: xxx"),
         ("be_ended", 143, "it was asked to end before it was done"),
-        ("say_too_much", 1, "only its answer cannot be told"),
+        ("say_too_much", 1, "only its answer is lost"),
     ],
 )
 def test_an_error_is_answered_with_its_message_and_exit_code(

@@ -87,8 +87,8 @@ def test_a_package_that_is_missing_is_named() -> None:
 
 
 REFUSED: list[tuple[dict[str, dict[str, Any]], str, str]] = [
-    ({"model": {"attention": "cudnn"}}, "llama-tiny", "runs on NVIDIA devices alone"),
-    ({"model": {"attention": "fa3"}}, "llama-tiny", "runs on NVIDIA devices alone"),
+    ({"model": {"attention": "cudnn"}}, "llama-tiny", "runs only on NVIDIA devices"),
+    ({"model": {"attention": "fa3"}}, "llama-tiny", "runs only on NVIDIA devices"),
     (
         {"model": {"attention": "flash"}, "parallel": {"cp": 2}, "cluster": {"devices": 2}},
         "llama-tiny", "is not asked where parallel.cp=2 splits samples",

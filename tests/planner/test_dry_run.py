@@ -87,7 +87,7 @@ def test_a_crash_is_named_with_its_last_line() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("code", ["pass", "print('hello')", "print('{}')"])
 def test_an_answer_that_describes_no_memory_is_refused(code: str) -> None:
-    with pytest.raises(ShardyardError, match="no description of memory"):
+    with pytest.raises(ShardyardError, match="did not answer with a description of memory"):
         ask(code)
 
 

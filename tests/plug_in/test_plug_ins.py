@@ -75,7 +75,7 @@ def test_settings_of_a_package_are_checked_as_ours_are() -> None:
         "launch.paper_mail.speed=fast", "launch.paper_mail.to=1e3",
     )  # fmt: skip
     assert said.splitlines()[1:] == [
-        "  task.vowels.at_leest: there is no such setting. Did you mean task.vowels.at_least?",
+        "  task.vowels.at_leest: unknown setting. Did you mean task.vowels.at_least?",
         "  launch.paper_mail.speed='fast' is not slow or express. (How fast it goes.)",
         "  task.vowels.at_least=9 is not a whole number from 1 to 8. (Vowels that a token must "
         "hold.)",
@@ -91,7 +91,7 @@ def test_what_a_package_says_of_its_settings_is_told_under_their_section() -> No
 @pytest.mark.usefixtures("packages")
 def test_settings_of_what_is_not_installed_name_what_is_missing() -> None:
     said = refused("launch.paper_mail.to=me", "task.name=vowels", "task.vowels.at_least=2")
-    words = "there is no such setting, and no installed package adds a"
+    words = "unknown setting, and no installed package adds a"
     assert f"launch.paper_mail: {words} launcher " in said
     assert f"task.vowels: {words} task " in said
     assert "task.name=vowels: unknown task 'vowels'. Available: causal_lm, masked_lm, " in said
@@ -109,7 +109,7 @@ def test_what_a_run_was_asked_is_read_where_the_package_is_not(
         info.rename(tmp_path / "gone")
     forget()
     assert load_recipe([file], of_run=True) == recipe
-    with pytest.raises(RecipeError, match=r"launch.paper_mail: there is no such setting, and no "):
+    with pytest.raises(RecipeError, match=r"launch.paper_mail: unknown setting, and no "):
         load_recipe([file])
 
 
@@ -141,7 +141,7 @@ BROKEN = {
     "settings": (
         "from shardyard.config.tasks import TaskRow\n"
         "ROW = TaskRow(code='', prepare='', metrics={'loss': 1}, is_causal=True, settings=int)\n",
-        "has settings=<class 'int'>, which is no class made from",
+        "has settings=<class 'int'>, which is not a subclass of",
     ),
     "metrics": (
         "from shardyard.config.tasks import TaskRow\n"
@@ -229,7 +229,9 @@ def test_a_section_that_is_our_own_setting_is_told(
 ) -> None:
     letters.add("posters", {"tasks": {"prompt": "letters.row:ROW"}})
     assert main(["config", "--schema"]) == 0
-    assert "settings that nobody can give: task.prompt is our own" in capsys.readouterr().err
+    assert (
+        "settings that cannot be given: task.prompt is Shardyard's own"
+    ) in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("letters")
@@ -264,7 +266,7 @@ def test_a_preset_of_a_package_begins_with_its_family_and_asks_no_other(letters:
     recipe = load_checked_recipe([], ["model.preset=granite-mini"])
     assert [each.name for each in plug_ins_of(recipe, PRESETS["granite-mini"].shape)] == ["granite"]
     assert "of_gran" not in sys.modules
-    assert "model.preset=granite-maxi is no preset" in refused("model.preset=granite-maxi")
+    assert "model.preset=granite-maxi is not a preset" in refused("model.preset=granite-maxi")
     with pytest.raises(RequestError, match=r"the model family 'gran' of gran 1.0 cannot be loaded"):
         load_checked_recipe([], ["model.preset=gran-mini"])
 

@@ -270,7 +270,9 @@ def test_a_module_of_ones_own_has_a_page_without_plan_and_shape(tmp_path: Path) 
     summary = write_report(run)
     page = Page(run.report_html.read_text())
     assert page.open == []
-    assert "There is no readable plan.json, so there is nothing to compare with." in page.text
+    assert (
+        "plan.json is missing or not readable, so the run cannot be compared with its plan."
+    ) in page.text
     assert summary.mfu is None
 
 

@@ -58,7 +58,7 @@ def test_a_folder_that_takes_no_log_is_no_reason_to_fail(
     with caplog.at_level(logging.WARNING), exporting(run, 0, writer.resolved.recipe, ENVIRON):
         pass
     (told,) = caplog.messages
-    assert told.startswith("wandb: nothing is sent: ") and "Check that the run folder" in told
+    assert told.startswith("wandb: no results are sent: ") and "Check that the run folder" in told
 
 
 @pytest.mark.system

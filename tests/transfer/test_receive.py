@@ -184,7 +184,7 @@ def test_an_interrupted_folder_is_not_there_under_its_name(tmp_path: Path) -> No
 
 
 def test_without_room_nothing_is_begun(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"free, and 8.0 PiB are to come. Nothing was fetched"):
+    with pytest.raises(StorageError, match=r"free, and 8.0 PiB are to come. No file was fetched"):
         check_free_space(2**53, tmp_path / "not" / "there")
 
 

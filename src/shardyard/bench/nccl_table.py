@@ -151,7 +151,7 @@ def collective_named(name: object) -> Collective:
     for known in COLLECTIVES:
         if name == known:
             return known
-    raise ValueError(f"{name!r} is no collective of {', '.join(COLLECTIVES)}")
+    raise ValueError(f"{name!r} is not a collective; use one of {', '.join(COLLECTIVES)}")
 
 
 def preamble(

@@ -59,9 +59,9 @@ def variants_in(text: str) -> tuple[Variant, ...]:
         match = _VARIANT.fullmatch(name)
         if match is None or (match[1] == "one-efa" and match[2]):
             raise RequestError(
-                f"--transports {text}: {name!r} is no network that can be chosen. Use some of efa "
-                "(all interfaces), one-efa, efa:INTERFACE, sockets and sockets:INTERFACE, joined "
-                "by commas."
+                f"--transports {text}: {name!r} is not a network that can be chosen. Use one or "
+                "more of efa (all interfaces), one-efa, efa:INTERFACE, sockets and "
+                "sockets:INTERFACE, joined by commas."
             )
         transport: Transport = "sockets" if match[1] == "sockets" else "efa"
         found.append(Variant(name=name, transport=transport, interface=match[2] or ""))
@@ -86,9 +86,9 @@ def overrides_of(variant: Variant, recipe: Recipe, *, device: str, launcher: str
     variables = _variables(variant, device)
     if variant.name == "one-efa" and launcher != "kubernetes":
         raise RequestError(
-            f"{what} on {launcher}: pods alone are given a number of interfaces, and what an "
-            "interface is called elsewhere is not known here. Name one that every node has, of "
-            "`ls /sys/class/infiniband` there: --transports efa:INTERFACE."
+            f"{what} on {launcher}: only pods are given a number of interfaces, and Shardyard does "
+            "not know the interfaces' names on other launchers. Name one that every node has (`ls "
+            "/sys/class/infiniband` on a node): --transports efa:INTERFACE."
         )
     env = recipe.launch.env
     taken = [name for name in (*_CHOOSES_NETWORK, *variables) if name in env]
@@ -114,8 +114,9 @@ def _check_network_choice(what: str, variant: Variant, recipe: Recipe, device: s
         )
     if device == "cpu" and not (variant.transport == "sockets" and variant.interface):
         raise RequestError(
-            f"{what} with cluster.device=cpu: CPUs meet by gloo, which has TCP sockets alone. Name "
-            "interfaces to hold against each other, such as --transports sockets:eth0,sockets:eth1."
+            f"{what} with cluster.device=cpu: CPUs communicate by gloo, which has only TCP "
+            "sockets. Name the interfaces to compare, such as --transports "
+            "sockets:eth0,sockets:eth1."
         )
     if device not in ("cpu", "cuda"):
         raise RequestError(

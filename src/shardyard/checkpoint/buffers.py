@@ -70,9 +70,9 @@ def check_buffers_equal(digests_by_rank: Sequence[Mapping[str, str]]) -> None:
     more = f" and {len(mismatches) - 1} more" if len(mismatches) > 1 else ""
     raise CheckpointError(
         f"buffer {name.removeprefix(_PREFIX)}{more} of rank {one} is not that of rank {other}. A "
-        "checkpoint holds each buffer once, so after a load all ranks would go on with that of "
-        "one. What a module counts of its batches differs as the ranks read other samples: only "
-        "torch's batch normalisation is counted over all of them. Make it equal before the save "
+        "checkpoint holds each buffer once, so after a load all ranks would continue with that of "
+        "one. Batch statistics differ between ranks, as these read other samples; only torch's "
+        "batch normalisation is averaged over all ranks. Make it equal before the save "
         "(all_reduce), use one process, or keep it out of the buffers."
     )
 

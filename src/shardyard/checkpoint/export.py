@@ -464,7 +464,8 @@ def _describe(
 def _latest_resolved(run_dir: RunDir) -> Resolved:
     if not run_dir.attempts():
         raise RequestError(
-            f"{run_dir.path} is no run folder: it has no attempts/. Give the path or id of a run."
+            f"{run_dir.path} is not a run folder, as it has no attempts/. Give the path or id of a "
+            "run."
         )
     newest = latest_resolved(run_dir)
     for torn in newest.torn:

@@ -178,9 +178,9 @@ def _source(resolved: Resolved) -> tuple[Path | None, tuple[str, ...]]:
     if folder is not None and (folder / CONFIG).is_file():
         return folder, ()
     return None, (
-        f"{asked.path or asked.hub} is not here, or not any more, so the export has a {CONFIG} "
-        f"made anew, and none of the other files of its model ({GENERATION}, ...). Bring it back "
-        "and export once more, or copy them yourself.",
+        f"{asked.path or asked.hub} is missing, so {CONFIG} in the export was written from the "
+        f"recipe, and the model's other files ({GENERATION}, ...) are not in it. Bring the folder "
+        "back and export once more, or copy them yourself.",
     )
 
 

@@ -108,7 +108,7 @@ def check_adapters_nonzero(checkpoint: Path, shapes: Mapping[str, Size]) -> None
     raise CheckpointError(
         f"the adapters in {checkpoint} have no effect: {B} of all {number} of them is zero, as at "
         "the beginning, so the export would be the base. Every step was skipped, or its learning "
-        "rate was zero: see loss, skipped steps and lr in metrics.jsonl, mend optim.lr or "
+        "rate was zero: see loss, skipped steps and lr in metrics.jsonl, fix optim.lr or "
         "optim.warmup_steps, and train on."
     )
 
@@ -129,9 +129,9 @@ def planned(
         fused = target.row.fused
         if fused is not None:
             raise RequestError(
-                f"{target.module} has an adapter of its own, and is a part of {fused.module} in "
-                "Hugging Face's model, beside which PEFT would put one for all parts. Export with "
-                "--merged: the weights of the whole model."
+                f"{target.module} has an adapter of its own, but is a part of {fused.module} in "
+                "Hugging Face's model, where PEFT has one adapter for all parts. Export the "
+                "weights of the whole model with --merged."
             )
     return {
         WEIGHTS: {
@@ -216,15 +216,15 @@ def _base(resolved: Resolved) -> Path | None:
         folder = model_folder(model, commit=resolved.model_commit) or folder
     if base_digest(folder) != resolved.base_digest:
         raise RequestError(
-            f"{folder} holds other weights than those beside which the adapters were trained, so "
+            f"{folder} holds other weights than those under which the adapters were trained, so "
             f"--merged would add them to another model. Bring those of {model.hub or model.path} "
-            "back, or export without --merged: that writes the adapters alone."
+            "back, or export only the adapters, without --merged."
         )
     return folder
 
 
 def _shape(resolved: Resolved) -> ModelShape:
-    assert resolved.shape is not None, "refused for a module of the user's own"
+    assert resolved.shape is not None, "rejected for a module of the user's own"
     return resolved.shape
 
 
@@ -246,7 +246,7 @@ def image_export_files(resolved: Resolved) -> ExportFiles:
     if class_names(resolved) is None:
         warnings = (
             f"{resolved.data.dir} is gone, and with it the names of the classes: they are called "
-            "LABEL_0 and so on. Bring it back and export anew, or edit id2label in config.json.",
+            "LABEL_0 and so on. Bring it back and export again, or edit id2label in config.json.",
         )
     return ExportFiles(copied={}, config=None, has_own_tokenizer=False, warnings=warnings)
 

@@ -318,7 +318,7 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
         raise CheckpointError(
-            f"{read_item.storage_index.fqn} is no tensor. A checkpoint holds tensors and JSON "
+            f"{read_item.storage_index.fqn} is not a tensor. A checkpoint holds tensors and JSON "
             "only; anything else could run code when it is read and is not opened."
         )
 
@@ -420,8 +420,8 @@ def _check_format(
         version = read_manifest(path).format
     except CheckpointError as error:
         raise CheckpointError(
-            f"{path} is no sound checkpoint: manifest.json {error}. "
-            "Use another one; `python -m shardyard.checkpoint.verify` checks them."
+            f"{path} is not an intact checkpoint: manifest.json {error}. Use another one; `python "
+            "-m shardyard.checkpoint.verify` checks them."
         ) from error
     if version > FORMAT:
         raise CheckpointError(
@@ -431,8 +431,9 @@ def _check_format(
     missing = [number for number in range(version, FORMAT) if number not in upgrades]
     if missing:
         raise CheckpointError(
-            f"{path} has format version {version}, and there is no rule from {missing[0]} to "
-            f"{missing[0] + 1}. Open it with the version of shardyard that wrote it."
+            f"{path} has format version {version}, and this version cannot convert it from "
+            f"{missing[0]} to {missing[0] + 1}. Open it with the version of shardyard that wrote "
+            "it."
         )
     return version
 
@@ -484,8 +485,8 @@ def _compare(
     ]
     if problems:
         raise CheckpointError(
-            f"{where} is of another model or optimizer: {'; '.join(problems)}. Nothing was loaded. "
-            "Resume with the model and optimizer of the run, or start a new run."
+            f"{where} is of another model or optimizer: {'; '.join(problems)}. No tensor was "
+            "loaded. Resume with the model and optimizer of the run, or start a new run."
         )
 
 

@@ -188,9 +188,8 @@ class Saver:
                 self._report_at.set_result(0)
             raise LostRankError(
                 f"{request.folder} was not saved: the ranks lost contact during the save "
-                f"({error}). "
-                "Another process died or its node is gone; its own log says why. The run goes on "
-                "from the newest durable checkpoint when it is resumed."
+                f"({error}). Another process died or its node is gone; its own log says why. When "
+                "you resume the run, it continues from the newest durable checkpoint."
             ) from error
         if isinstance(outcome, CheckpointError):
             raise outcome

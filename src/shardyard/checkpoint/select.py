@@ -99,8 +99,8 @@ def list_run(run_dir: RunDir, step: str, report: FileCallback) -> ListingEnd:
     """
     if not run_dir.path.is_dir():
         raise RequestError(
-            f"there is no run folder {run_dir.path} where the nodes look for it. It was removed, "
-            "or the volume was changed since."
+            f"the run folder {run_dir.path} is missing where the nodes look for it. It was "
+            "removed, or the volume was changed since."
         )
     steps, warnings = _chosen(run_dir, step)
     for name in _names(run_dir.path):

@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
     except JsonFileError as error:
         raise CheckpointError(error.reason) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"is no manifest ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"is not a manifest ({type(error).__name__}: {error})") from error
 
 
 def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[Damage]:
@@ -157,22 +157,22 @@ def _not_finite(path: Path) -> str | None:
     try:
         found = not_finite_in_file(path)
     except SafetensorError as error:
-        return f"is no safetensors file: {error}"
+        return f"is not a safetensors file: {error}"
     more = f" and {len(found) - 1} more tensors" if len(found) > 1 else ""
-    return f"{found[0]}{more}, so training cannot go on from it" if found else None
+    return f"{found[0]}{more}, so training cannot continue from it" if found else None
 
 
 def _number(value: Any) -> int:
     # isinstance() would take JSON's true for 1.
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value
 
 
 def _plain_name(name: str) -> str:
     """Return a name, or raise ValueError if it would reach out of the folder."""
     if Path(name).name != name:
-        raise ValueError(f"{name!r} is no file name")
+        raise ValueError(f"{name!r} is not a file name")
     return name
 
 

@@ -293,9 +293,9 @@ class CheckpointWriter(StorageWriter):
             + (
                 f"The checkpoint of step {previous} is intact; "
                 if previous is not None
-                else "There is no earlier checkpoint; "
+                else "It has not saved a checkpoint yet; "
             )
-            + "resume the run once this is mended."
+            + "resume the run once this is fixed."
         )
 
 
@@ -305,14 +305,15 @@ def _remedy(error: OSError, folder: Path, needed_bytes: int) -> str:
         needs = f"A checkpoint needs about {format_bytes(needed_bytes)}" if needed_bytes else ""
         free = format_bytes(shutil.disk_usage(folder).free) if folder.is_dir() else "nothing"
         return (
-            f"{needs or 'A checkpoint needs more'} beside those kept, {free} is free there now. "
-            "Free some room, keep fewer with checkpoint.keep_last, or move the run folder."
+            f"{needs or 'A checkpoint needs more'} in addition to those kept, and {free} is free "
+            "there now. Free some room, keep fewer with checkpoint.keep_last, or move the run "
+            "folder."
         )
     # Rank 0 has made the folder, so a rank that does not find it has another file system there.
     if error.errno == errno.ENOENT:
         return (
             "All ranks must see one run folder: put run.dir on storage that all nodes share, and "
-            "remove nothing from it while the run goes on."
+            "remove no file from it during the run."
         )
     return "Check that the storage is mounted, healthy and writable."
 

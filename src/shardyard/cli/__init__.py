@@ -145,16 +145,16 @@ def _no_verb(words: Sequence[str]) -> str:
     near = [_OTHER_WORDS[verb]] if verb in _OTHER_WORDS else []
     near = near or difflib.get_close_matches(verb, _VERBS, n=1)
     if not near:
-        return f"there is no verb {verb!r}. Verbs are {', '.join(_VERBS)}."
+        return f"unknown verb {verb!r}. Verbs are {', '.join(_VERBS)}."
     from shardyard.config.secrets import shown_command  # only here: help needs none of it
 
     meant = shown_command(["shardyard", near[0], *rest])
-    return f"there is no verb {verb!r}. Did you mean `{meant}`?"
+    return f"unknown verb {verb!r}. Did you mean `{meant}`?"
 
 
 def _no_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
     """Say which option or setting is meant."""
-    name = f"there is no option {error.option_name}."
+    name = f"unknown option {error.option_name}."
     near = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
     if near:
         return f"{name} Did you mean {near[0]}?"

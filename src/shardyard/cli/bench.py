@@ -26,7 +26,7 @@ class _Bytes(click.ParamType[int]):
             return value
         found = re.fullmatch(r"(\d+)([KMG]?)", str(value).upper())
         if found is None:
-            self.fail(f"{value!r} is no size such as 8, 64K, 16M or 1G", param, ctx)
+            self.fail(f"{value!r} is not a size such as 8, 64K, 16M or 1G", param, ctx)
         exponent: int = ("", "K", "M", "G").index(found[2])
         return int(found[1]) << (10 * exponent)
 
@@ -85,7 +85,7 @@ def command() -> None:
 )
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
 @click.option(
-    "--dry-run", is_flag=True, help="Print the job that would be submitted; create nothing."
+    "--dry-run", is_flag=True, help="Print the job that would be submitted, without submitting it."
 )
 @json_option
 @click.pass_context

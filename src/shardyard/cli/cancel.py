@@ -20,7 +20,9 @@ from shardyard.io.terminal import echo
 @click.command()
 @run_argument
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="Show what would be cancelled; cancel nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be cancelled, without cancelling it."
+)
 @side_option
 @trust_option
 @json_option
@@ -62,9 +64,9 @@ def _next_steps(launched: LaunchedJob) -> str:
     if launched.is_side:
         return (
             f"end. `shardyard watch {handle} --side` follows it there; the command that started it "
-            "starts another, which goes on where this one stops"
+            "starts another, which continues where this one stops"
         )
     return (
         f"save and end. `shardyard watch {handle}` follows it there, `shardyard resume {handle}` "
-        "goes on later"
+        "continues it later"
     )

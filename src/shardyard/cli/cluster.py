@@ -85,7 +85,9 @@ def command() -> None:
 @command.command()
 @click.argument("description", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
 @_dir_option
-@click.option("--dry-run", is_flag=True, help="Print the commands and requests; create nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the commands and requests, without creating anything."
+)
 @click.option(
     "--terraform",
     "is_terraform",
@@ -133,7 +135,7 @@ def create(
         content = {"name": given.name, "folder": str(world.folder), **_costs(given, stage, rate)}
         echo(json.dumps(content | {"recipe": str(settings)}, indent=1))
         return
-    echo(f"{given.name} stands; its files are in {world.folder}")
+    echo(f"{given.name} is ready; its files are in {world.folder}")
     for line in _next_steps(world, settings):
         echo(line)
 
@@ -155,7 +157,9 @@ def _show_terraform(spec: ClusterSpec, *, dry_run: bool) -> None:
 @command.command()
 @click.argument("description", nargs=-1, required=True, metavar="RECIPE|FILE|KEY=VALUE...")
 @_dir_option
-@click.option("--dry-run", is_flag=True, help="Print the commands and requests; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the commands and requests, without changing anything."
+)
 @_hours_option
 @_prices_option
 @_yes_option
@@ -188,7 +192,7 @@ def adopt(
         return
     _show_needs(given, needs, to_stderr=as_json or dry_run)
     if not given.adds:
-        echo(json.dumps(content, indent=1) if as_json else f"{given.name} lacks nothing of it")
+        echo(json.dumps(content, indent=1) if as_json else f"{given.name} already has all of it")
         return
     if dry_run:
         _show_request(given, stage, rate, as_json=False)
@@ -302,7 +306,7 @@ def _show_costs(
     rows = [(cost.what, _usd(cost), cost.source) for cost in costs]
     total = sum(cost.usd_per_hour or 0 for cost in costs)
     unknown = " and what is not known" if any(c.usd_per_hour is None for c in costs) else ""
-    rows.append(("while it stands", f"${total:,.2f} an hour{unknown}", ""))
+    rows.append(("while it exists", f"${total:,.2f} an hour{unknown}", ""))
     bill = predicted_bill(spec, [stage], rate=rate)
     rows.append((f"in {stage.hours:g} h", bill.words(), "without traffic, requests and disks"))
     if to_stderr:
@@ -363,7 +367,7 @@ def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool)
 @_dir_option
 @_hours_option
 @_prices_option
-@click.option("--dry-run", is_flag=True, help="Print the commands; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the commands, without running them.")
 @_yes_option
 @json_option
 def scale_(
@@ -421,7 +425,7 @@ def _usd_per_hour(spec: ClusterSpec, nodes: int, rate: Rate | None) -> float:
     "--delete-data", metavar="NAME", help="Name of the file system whose data may be deleted."
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Print what would be removed, and how; remove nothing."
+    "--dry-run", is_flag=True, help="Print what would be removed, and how, without removing it."
 )
 @json_option
 def delete(
@@ -464,13 +468,13 @@ def _show_preview(world: World, preview: Preview, *, as_json: bool) -> None:
             echo("# goes with the control plane")
     unknown = "" if preview.is_price_whole else " and what is not known"
     echo(f"# ends ${preview.usd_per_hour:,.2f} an hour{unknown}")
-    echo(f"# then AWS is asked for {preview.asks_for} kinds of things that may be left")
+    echo(f"# then AWS is searched for {preview.asks_for} kinds of resources that may be left")
     for name in preview.data:
         echo(f"# holds data, which would be lost: needs --delete-data {name}")
     if isinstance(world.spec, AdoptedCluster):
         echo(f"# {world.spec.name} itself stays, with all that was there before")
     if preview.refused:
-        echo(f"# refused now: {preview.refused}")
+        echo(f"# not possible now: {preview.refused}")
 
 
 def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
@@ -498,9 +502,9 @@ def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
             "until you cancel it"
         )
     if removed.is_clean and isinstance(world.spec, AdoptedCluster):
-        echo(f"nothing of what was added to {world.spec.name} is left; the cluster stays")
+        echo(f"all that was added to {world.spec.name} is removed; the cluster stays")
     elif removed.is_clean:
-        echo(f"nothing of {world.spec.name} is left in {world.spec.region}; {world.folder} stays")
+        echo(f"all of {world.spec.name} in {world.spec.region} is removed; {world.folder} stays")
 
 
 def _show_bill(bill: Bill, spec: ClusterSpec) -> None:

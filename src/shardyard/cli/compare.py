@@ -85,7 +85,7 @@ def _names(word: str, param: click.Parameter, context: click.Context) -> list[st
 def _show(comparison: RunComparison) -> None:
     for title, (heads, rows) in (
         ("runs", runs_table(comparison)),
-        ("speed, beside the first", speeds_table(comparison)),
+        ("speed, against the first", speeds_table(comparison)),
         ("time and cost to a target", targets_table(comparison)),
         ("settings that differ", settings_table(comparison)),
         ("around them", environment_table(comparison)),

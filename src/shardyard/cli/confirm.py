@@ -26,8 +26,8 @@ def confirm(question: str, *, is_yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RequestError(
-            "nothing was done: there is no terminal to confirm on. Add --yes to do it, or "
-            "--dry-run to see what would be done."
+            "not confirmed, as this is not a terminal. Add --yes to do it, or --dry-run to see "
+            "what would be done."
         )
     click.confirm(sanitize(question), abort=True, err=True)
 

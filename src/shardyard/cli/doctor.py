@@ -36,8 +36,8 @@ def _validate_install_target(
     if what is None or what in names:
         return what
     raise click.BadParameter(
-        f"{what!r} is nothing to install: {', '.join(names)}. Without a word it is {NEEDED}; "
-        "recipe and settings stand before --install."
+        f"{what!r} cannot be installed; choose from {', '.join(names)}. Without a word it is "
+        f"{NEEDED}. Recipe and settings come before --install."
     )
 
 
@@ -65,7 +65,9 @@ def _validate_install_target(
     is_flag=True,
     help="Also run a short job on the target that checks the recipe's paths.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the commands and requests; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the commands and requests, without changing anything."
+)
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 @trust_option
 @json_option

@@ -59,7 +59,7 @@ def _reject_kill_loop(_ctx: click.Context, option: click.Parameter, given: str |
 @click.option("--dir", "folder", type=LocalPath(path_type=Path, file_okay=False),
               help="Output folder. Default: drills/<recipe>-<date>.")  # fmt: skip
 @click.option(
-    "--dry-run", is_flag=True, help="List the failures that would be injected; start nothing."
+    "--dry-run", is_flag=True, help="List the failures that would be injected, without a run."
 )
 @json_option
 def command(

@@ -63,7 +63,7 @@ class _ExportPath(LocalPath):
 @trust_option
 @runs_dir_option
 @click.option(
-    "--dry-run", is_flag=True, help="Show what would be written or submitted; do nothing."
+    "--dry-run", is_flag=True, help="Show what would be written or submitted, without doing it."
 )
 @json_option
 @click.pass_context

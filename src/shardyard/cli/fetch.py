@@ -38,7 +38,9 @@ _ALL = "all"
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 @trust_option
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="Show what would be copied or submitted; do nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be copied or submitted, without doing it."
+)
 @json_option
 @click.pass_context
 def command(

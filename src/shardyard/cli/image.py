@@ -31,7 +31,7 @@ def command() -> None:
 @_base_option
 @_tool_option
 @click.option("--tag", help="Image name. Default: shardyard:VERSION-BASE.")
-@click.option("--dry-run", is_flag=True, help="Print the Dockerfile; build nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the Dockerfile, without building it.")
 @json_option
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- TOOL_OPTION...]")
 def build(
@@ -49,9 +49,9 @@ def build(
     """
     if options and not options[0].startswith("-"):
         raise RequestError(
-            f"{options[0]!r} is no option of a tool that builds. What it is built on is --base, "
-            "and the image's name is --tag. Behind -- stand the tool's own options, such as "
-            "-- --network=host."
+            f"{options[0]!r} is not an option of the build tool. --base chooses the base image, "
+            "--tag the image's name. The tool's own options come after --, such as -- "
+            "--network=host."
         )
     wanted = build_of(base, tag)
     if dry_run:
@@ -69,7 +69,9 @@ def build(
 @_base_option
 @_tool_option
 @click.option("--tag", help="Name of the built image. Default: shardyard:VERSION-BASE.")
-@click.option("--dry-run", is_flag=True, help="Show what would be pushed and created; do nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be pushed and created, without doing it."
+)
 @json_option
 def push(
     to: str, *, base: str, tool: str | None, tag: str | None, dry_run: bool, as_json: bool

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     "wildcard. Repeatable.",
 )
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite an existing file.")
-@click.option("--dry-run", is_flag=True, help="Print the recipe; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe, without writing it.")
 @json_option
 def command(
     files: tuple[str, ...],
@@ -79,8 +79,8 @@ def command(
     if any(map(is_checkpoint, paths)):
         if len(paths) > 1 or words or is_forced:
             raise click.UsageError(
-                "A checkpoint is imported alone: no other FILE, section.key=value or --force "
-                "beside it. Its folder then goes into a recipe as model.path."
+                "A checkpoint is imported by itself, without another FILE, section.key=value or "
+                "--force. Its folder then goes into a recipe as model.path."
             )
         _import_checkpoint(
             paths[0], to, like, prefix=prefix, dtype=dtype, without=without,

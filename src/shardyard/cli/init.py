@@ -45,7 +45,7 @@ def _with_answers(command: Any) -> Any:
 @click.argument("file", default="recipe.yaml", type=LocalPath(path_type=Path, dir_okay=False))
 @_with_answers
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite an existing file.")
-@click.option("--dry-run", is_flag=True, help="Print the recipe; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe, without writing it.")
 @json_option
 def command(
     file: Path, *, is_forced: bool, dry_run: bool, as_json: bool, **answers: str | None
@@ -79,7 +79,9 @@ def _taken(draft: RecipeDraft, question: InitQuestion, answer: str | None) -> Re
     if answer is not None:
         return question.take(draft, answer)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        echo_err(f"--{question.name} is not given, and nobody can be asked: {question.default}")
+        echo_err(
+            f"--{question.name} is missing, and no terminal is there to ask: {question.default}"
+        )
         return question.take(draft, question.default)
     echo_err(f"\n{question.text} {question.forms}")
     while True:

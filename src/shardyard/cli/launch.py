@@ -51,7 +51,7 @@ class SubmitOptions:
 )
 @launch_options
 @click.option(
-    "--dry-run", is_flag=True, help="Print the job that would be submitted; create nothing."
+    "--dry-run", is_flag=True, help="Print the job that would be submitted, without submitting it."
 )
 @json_option
 @click.pass_context
@@ -87,7 +87,7 @@ def submit_proposal(proposal: Proposal, terms: SubmitOptions) -> int:
 
 
 def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
-    """Show, reject or ask; with --dry-run only print the request.
+    """Show, reject or ask; with --dry-run print the request and reject, but ask nobody.
 
     Returns:
         Whether it is to be submitted.
@@ -100,12 +100,11 @@ def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
     # a dry run asks no service
     hub = [] if terms.dry_run else access_errors(proposal.request.recipe, proposal.launcher)
     if terms.dry_run:
-        for reason in against:
-            echo_err(f"warning: it would be rejected: {reason}")
         print_request(proposal, as_json=terms.as_json)
-        return False
     if (against or hub) and not terms.is_forced:
         raise rejection(proposal, against, hub)
+    if terms.dry_run:
+        return False
     confirm(question, is_yes=terms.is_yes)
     return True
 

@@ -23,6 +23,7 @@ from shardyard.cli.plan_tables import (
 )
 from shardyard.config.secrets import shown_command
 from shardyard.control.plan import Prediction, predict
+from shardyard.control.plan_check import Finding, check_plan
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.io.path_option import LocalPath
@@ -53,7 +54,7 @@ class _AboveZero(click.ParamType[float]):
         except ValueError:
             number = math.nan
         if not 0 < number < math.inf:
-            self.fail(f"{value!r} is no number above 0.", param, ctx)
+            self.fail(f"{value!r} is not a number above 0.", param, ctx)
         return number
 
 
@@ -104,6 +105,12 @@ class _AboveZero(click.ParamType[float]):
     show_default=True,
     help="Prices: from the dated table, or today's from AWS with your credentials.",
 )
+@click.option(
+    "--check",
+    "is_check",
+    is_flag=True,
+    help="Exit with 10 if it does not fit, 11 above the budget, 12 above the deadline.",
+)
 def command(
     recipe: tuple[str, ...],
     *,
@@ -118,31 +125,38 @@ def command(
     budget: float | None,
     critical_batch: float | None,
     prices: Literal["table", "aws"],
-) -> None:
+    is_check: bool,
+) -> int:
     """Predict memory, speed, price and failures of RECIPE (files and section.key=value overrides).
 
     Plans for cluster.instance or cluster.file, else for this machine. Needs neither data nor
-    accelerators.
+    accelerators. With --check, a budget (--budget or launch.max_usd) and --deadline are limits of
+    the machines in RECIPE.
     """
+    if is_check and wants_offers:
+        raise click.UsageError("--check is of the machines in RECIPE: leave --offers out.")
     with _progress(is_enabled=dry_run_model and not as_json) as told:
         found = predict(
             recipe,
-            layouts=best,
+            layouts=0 if is_check else best,
             calibrate=calibrate,
             dry_run_model=dry_run_model,
             told=told,
             details=details,
             with_offers=wants_offers,
-            deadline_s=deadline,
-            budget_usd=budget,
+            deadline_s=None if is_check else deadline,
+            budget_usd=None if is_check else budget,
             critical_batch=critical_batch,
             prices=prices,
         )
     if page is not None:
         _write_page(found.page(), page)
+    if is_check:
+        against = check_plan(found.plan, found.recipe, budget_usd=budget, deadline_s=deadline)
+        return _report_check(found, against, as_json=as_json)
     if as_json:
         echo(json.dumps(found.to_json(), indent=1))
-        return
+        return 0
     _show(found, critical_batch=critical_batch, details=details)
     if found.cluster is None and found.plan.fits == "does not fit":
         words = shown_command(["shardyard", "plan", *recipe, "--offers"])
@@ -157,6 +171,20 @@ def command(
         show_details(found.plan, found.steps_reason)
     if found.advice is not None:
         show_advice(found.advice)
+    return 0
+
+
+def _report_check(found: Prediction, against: list[Finding], *, as_json: bool) -> int:
+    """Print the plan in one line and what speaks against it; return the exit code."""
+    if as_json:
+        rows = [finding.to_json() for finding in against]
+        echo(json.dumps({**found.to_json(), "check": rows}, indent=1))
+    else:
+        echo(found.plan.line())
+        echo(f"memory: {found.plan.fits}: {found.plan.fits_reason}")
+        for finding in against:
+            echo_err(f"error: {finding.text}")
+    return int(against[0].exit_code) if against else 0
 
 
 def _progress(*, is_enabled: bool) -> AbstractContextManager[OnPhase | None]:

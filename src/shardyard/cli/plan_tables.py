@@ -68,7 +68,7 @@ def show_quality(plan: Plan, critical_batch: float) -> None:
     factor = plan.samples_factor(critical_batch)
     twice = plan.samples_factor(critical_batch, times=2)
     _print_paragraph(
-        f"\nTime to quality is not rate alone: with a critical batch of {critical_batch:,.0f}, a "
+        f"\nTime to quality is more than rate: with a critical batch of {critical_batch:,.0f}, a "
         f"given loss takes {factor:.2f} x the fewest samples at {plan.samples_per_step:,} a step, "
         f"and {twice:.2f} x at twice that: {twice / factor:.2f} x the samples of this recipe."
     )

@@ -68,7 +68,7 @@ def command(
     """
     if prune:
         if on is not None or verify or also is not None:
-            raise click.UsageError("--prune goes with --yes, --dry-run and --json alone.")
+            raise click.UsageError("--prune goes only with --yes, --dry-run and --json.")
         _prune(recipe, is_yes=is_yes, dry_run=dry_run, as_json=as_json)
         return
     if also is not None and (on is not None or dry_run):
@@ -78,7 +78,7 @@ def command(
         _prepare_remote(context, recipe, on, terms, verify=verify, as_json=as_json)
         return
     if is_yes:
-        raise click.UsageError("--yes goes with --on and --prune: here nothing is asked.")
+        raise click.UsageError("--yes goes with --on and --prune; prepare without them never asks.")
     request = Request.read(recipe, needs_weights=False, runs_here=True)
     if dry_run:
         plan = would_prepare(request)

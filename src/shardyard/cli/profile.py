@@ -42,7 +42,9 @@ from shardyard.rundir.layout import find_run
     help="Ranks to trace: 0-3,8 or all (at most 64). auto: all of up to 8, else 8 spread evenly.",
 )
 @click.option("--detach", is_flag=True, help="Request the profile and return at once.")
-@click.option("--dry-run", is_flag=True, help="Show what would be requested; request nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be requested, without requesting it."
+)
 @trust_option
 @runs_dir_option
 @json_option
@@ -71,10 +73,10 @@ def command(
         return
     id = request_profile(home, wish, trusts_folder=trusts_folder)
     if detach:
-        words = f"{what} is asked for; `shardyard report {handle}` shows it"
+        words = f"{what} is requested; `shardyard report {handle}` shows it"
         echo(json.dumps({"id": id, "message": words}) if as_json else words)
         return
-    echo_err(f"{what} is asked for; it begins with a step of the next seconds")
+    echo_err(f"{what} is requested; it begins with a step of the next seconds")
     try:
         profile, folder = wait(home, id)
     except KeyboardInterrupt:

@@ -59,7 +59,7 @@ from shardyard.rundir.layout import RunDir, find_run
 )
 @launch_options
 @trust_option
-@click.option("--dry-run", is_flag=True, help="Show what would be continued; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be continued, without starting it.")
 @json_option
 @click.pass_context
 def command(

@@ -92,7 +92,7 @@ def _show(listing: Sequence[ListedRun]) -> None:
 def _job_words(run: ListedRun) -> str:
     if run.entry is None:
         return ""
-    word = "over" if run.state.state == "finished" else run.job_state or "not told in time"
+    word = "over" if run.state.state == "finished" else run.job_state or "no answer in time"
     kind = run.entry.details.get(SIDE_DETAIL, "").partition("-")[0]
     return f"{run.entry.launcher}: {f'{kind} ' if kind else ''}{word}"
 

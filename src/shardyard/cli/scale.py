@@ -28,7 +28,7 @@ from shardyard.io.terminal import echo
 @click.argument("nodes", type=click.IntRange(min=1))
 @runs_dir_option
 @launch_options
-@click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without changing anything.")
 @trust_option
 @json_option
 @click.pass_context

@@ -25,8 +25,8 @@ def command(folder: Path, *, port: int, host: str) -> int:
     """
     if not folder.is_dir():
         raise RequestError(
-            f"{folder} is no folder. Give the one that holds the runs, their run.dir: "
-            "`shardyard serve DIR`."
+            f"{folder} is not a folder. Give the folder of the runs (run.dir): `shardyard serve "
+            "DIR`."
         )
     server = Server(folder.resolve(), host=host, port=port)
     if not server.is_on_loopback:

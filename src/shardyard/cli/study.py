@@ -37,7 +37,7 @@ class _Sizes(click.ParamType[tuple[int, ...]]):
             return value
         words = [word.strip() for word in str(value).split(",")]
         if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-            self.fail(f"{value!r} is no list of numbers of nodes such as 1,2,4", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers of nodes such as 1,2,4", param, ctx)
         sizes = tuple(int(word) for word in words)
         if len(set(sizes)) < len(sizes):
             self.fail(f"{value!r} names a size twice", param, ctx)
@@ -57,7 +57,7 @@ class _Sizes(click.ParamType[tuple[int, ...]]):
     shell_complete=by(launchers),
     help="Run each size with this launcher.",
 )
-@click.option("--predict", "is_predicted", is_flag=True, help="Only plan each size; run nothing.")
+@click.option("--predict", "is_predicted", is_flag=True, help="Plan each size, without running it.")
 @click.option(
     "--hold",
     type=click.Choice(["batch-per-device", "global-batch"]),
@@ -91,7 +91,9 @@ class _Sizes(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
-    "--dry-run", is_flag=True, help="Print the jobs that would be submitted; create nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Print the jobs that would be submitted, without submitting them.",
 )
 @runs_dir_option
 @json_option
@@ -121,7 +123,7 @@ def command(
     _check_option_conflicts(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)
     is_placed = context.get_parameter_source("runs_dir") != ParameterSource.DEFAULT
     if recipe and is_placed:
-        raise click.UsageError("--runs-dir is for tables alone; of a recipe run.dir says where.")
+        raise click.UsageError("--runs-dir is only for tables; a recipe says it by run.dir.")
     if tables and not recipe:
         return _published(tables, runs_dir, as_json=as_json)
     from shardyard.control.study import StudyOptions  # not above: `--help` waits for no schema
@@ -130,7 +132,7 @@ def command(
     asked = StudyOptions(sizes=nodes, extrapolated=extrapolated, hold=hold, steps=steps)
     if is_predicted:
         if max_usd is not None or dry_run:
-            raise click.UsageError("--predict starts nothing: leave --max-usd and --dry-run out.")
+            raise click.UsageError("--predict starts no job: leave --max-usd and --dry-run out.")
         return _predicted(recipe, asked, tables, as_json=as_json)
     assert on is not None
     return _run(
@@ -152,8 +154,8 @@ def _check_option_conflicts(
         raise click.UsageError("give RECIPE and --nodes, or a published table with --table.")
     if tables and (on is not None or (recipe and not is_predicted)):
         raise click.UsageError(
-            "--table is what somebody published: give it alone, or with RECIPE and --predict to "
-            "see the plan beside it."
+            "--table is a published study: give it by itself, or with RECIPE and --predict to "
+            "compare the plan with it."
         )
     if tables and not recipe:
         if nodes is not None or is_predicted:
@@ -164,7 +166,7 @@ def _check_option_conflicts(
     if (on is None) == (not is_predicted):
         raise click.UsageError("give --on LAUNCHER to run each size, or --predict to plan it.")
     if len(tables) > 1:
-        raise click.UsageError("a plan stands beside one published table: give one --table.")
+        raise click.UsageError("a plan is compared with one published table: give one --table.")
 
 
 def _published(tables: tuple[Path, ...], runs_dir: Path, *, as_json: bool) -> int:
@@ -188,7 +190,7 @@ def _predicted(
 
     studies = studies_of(recipe, options, None)
     series = studies.predicted(read_table(tables[0]) if tables else None)
-    notes = ["Predicted; nothing was run."]
+    notes = ["Predicted; no job was run."]
     if len(studies.each) > 1:
         notes.append("Each phase has its own table: their steps differ.")
     return _write(studies.folder, studies.id, series, notes, as_json=as_json)

@@ -27,7 +27,7 @@ from shardyard.rundir.layout import RunDir, find_run
 @click.command()
 @run_argument
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed, without removing it.")
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--force", "is_forced", is_flag=True, help="Also remove a job that has not ended.")
 @trust_option
@@ -70,9 +70,9 @@ def command(
 def _retry_hint(run_dir: RunDir) -> str:
     left = len(Ledger(run_dir.ledger).live())
     return (
-        f"not finished: {left} object{'s' * (left != 1)} of the run may be there still, and cost "
-        f"money. What was removed is struck from its ledger: `shardyard teardown {run_dir.handle}` "
-        "may be repeated, and goes on with the rest."
+        f"not finished: {left} object{'s' * (left != 1)} of the run may still exist, and cost "
+        "money. What was removed is crossed out in its ledger. Repeat `shardyard teardown "
+        f"{run_dir.handle}` to remove the rest."
     )
 
 
@@ -83,12 +83,12 @@ def _show(run_dir: RunDir, remains: TeardownResult, *, as_json: bool) -> None:
     for name in remains.removed:
         echo(f"removed: {name}")
     for name in remains.foreign:
-        echo(f"not this run's, so left alone: {name}")
+        echo(f"not this run's, so kept: {name}")
     for name in remains.over:
-        echo(f"over, so it costs nothing; a tear-down strikes it from the ledger: {name}")
+        echo(f"ended, so it costs no money; teardown crosses it out in the ledger: {name}")
     for name in remains.left:
         echo(f"still there, and may cost money: {name}")
     for name in remains.untouched:
         echo(f"not created by this run, so not removed, and may cost money: {name}")
     if not (remains.left or remains.over):
-        echo(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")
+        echo(f"all objects of run {run_dir.run_id} are removed; {run_dir.path} stays")

@@ -209,7 +209,7 @@ def fitting(board: Board, height: int) -> tuple[Sequence[str], Rows, str]:
     shown = rows[: max(1, height - 1)]
     left = rows[len(shown) :]
     marked = sum(bool(row[-1]) for row in left)
-    wrong = f", {marked} of them with something wrong" if marked else ", nothing wrong with them"
+    wrong = f", {marked} of them with something wrong" if marked else ", all healthy"
     return heads, shown, f"and {len(left)} more nodes{wrong}"
 
 

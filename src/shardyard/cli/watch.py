@@ -78,7 +78,7 @@ def watch(
         status = wait_until(launched, lambda status: status.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
         echo_err(
-            f"\nwatching ended, the job goes on. `shardyard watch {handle}` follows it again, "
+            f"\nwatching ended, the job continues. `shardyard watch {handle}` follows it again, "
             f"`shardyard cancel {handle}` stops it"
         )
         return EXIT_INTERRUPTED

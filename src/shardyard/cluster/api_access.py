@@ -33,12 +33,12 @@ def access_errors(access: tuple[str, ...] | None) -> list[Problem]:
 
 def _range_error(text: str) -> str:
     if text == ONLY_VPC:
-        return f"={text} stands alone: write access=[{ONLY_VPC}], or address ranges only."
+        return f"={text} cannot be combined: write access=[{ONLY_VPC}], or address ranges only."
     try:
         network = IPv4Network(text)
     except ValueError:
         return (
-            f"={text} is no range of IPv4 addresses. Write one address as 203.0.113.7/32, a "
+            f"={text} is not a range of IPv4 addresses. Write one address as 203.0.113.7/32, a "
             "network as 203.0.113.0/24."
         )
     if any(network.subnet_of(private) for private in _PRIVATE):

@@ -168,8 +168,8 @@ class World:
                 )  # fmt: skip
             except subprocess.TimeoutExpired as error:
                 raise CapacityError(
-                    f"`{shlex.join(argv)}` has not ended after {LIMIT_S / 60:.0f} minutes. Look "
-                    f"at {self.log} and at `shardyard cluster show`; the same command goes on."
+                    f"`{shlex.join(argv)}` has not ended after {LIMIT_S / 60:.0f} minutes. Look at "
+                    f"{self.log} and at `shardyard cluster show`; the same command continues."
                 ) from error
             log.write(done.stdout + done.stderr)
         if done.returncode:
@@ -211,14 +211,17 @@ def _failed(argv: list[str], output: bytes, log: Path) -> ShardyardError:
     if any(
         word in words for word in ("accessdenied", "unauthorized", "forbidden", "not authorized")
     ):
-        return AccessError(f"{where} Its credentials lack a right. Have whoever gives them add it.")
+        return AccessError(
+            f"{where} Your credentials lack a permission. Ask the administrator of the account to "
+            "add it."
+        )
     if any(word in words for word in ("insufficientinstancecapacity", "limitexceeded", "quota")):
         return CapacityError(
             f"{where} Wait, take another zone, reserve capacity, or have the account's quota "
             "raised; then run the same command again: what is there is kept."
         )
     return ShardyardError(
-        f"{where} Mend what it names and run the same command again: what is there is kept."
+        f"{where} Fix what it names and run the same command again: what exists already is kept."
     )
 
 
@@ -246,9 +249,9 @@ def new_world(spec: ClusterSpec, clusters: Path) -> World:
             return world
         if world.ledger.live():
             raise RequestError(
-                f"{folder} is of a cluster that was described otherwise. Give the description that "
-                f"it was made with, which stands in {folder / _DESCRIPTION}; to change the number "
-                "of nodes use `shardyard cluster scale`, and for anything else delete it first."
+                f"{folder} belongs to a cluster with another description. Give the description "
+                f"that it was made with, {folder / _DESCRIPTION}. To change the number of nodes "
+                "use `shardyard cluster scale`; for anything else delete it first."
             )
         owner = world.owner  # nothing of it is there, so it may be described anew
     make_folder(folder)
@@ -277,7 +280,7 @@ def world_named(name: str, clusters: Path) -> World:
     names = ", ".join(folder.name for folder in found or folders)
     if found:
         raise RequestError(f"{clusters} has several clusters {name}. Name one of {names}.")
-    hint = f"There are {names}." if names else "There is none."
+    hint = f"There are {names}." if names else "None exists."
     raise RequestError(
         f"no cluster {name} was made from here, says the folder {clusters}. {hint} Give another "
         "folder with --dir."
@@ -306,10 +309,9 @@ def world_at(folder: Path) -> World:
             raise ValueError(f"it describes {spec.name} in {spec.region}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{path} is no description of a cluster: {_reason(error)}. It says what is looked for "
-            "and "
-            "removed, so nothing is guessed. Bring it back from a copy; what was made has the tag "
-            "shardyard-cluster."
+            f"{path} is not a description of a cluster: {_reason(error)}. Shardyard removes only "
+            "what this file names, and does not guess. Restore it from a copy; all that was made "
+            "has the tag shardyard-cluster."
         ) from error
     return World(folder=folder, spec=spec, owner=owner)
 
@@ -347,8 +349,8 @@ def in_cluster(world: World, argv: tuple[str, ...]) -> str:
     cluster = reachable_cluster(world)
     if cluster is None:
         raise ShardyardError(
-            f"there is no cluster {spec.name} in {spec.region} that answers, says EKS, so "
-            f"`{argv[0]}` was not run. Look with `shardyard cluster show {spec.name}`."
+            f"EKS finds no active cluster {spec.name} in {spec.region}, so `{argv[0]}` was not "
+            f"run. Look with `shardyard cluster show {spec.name}`."
         )
     return _run(world, cluster, argv)
 
@@ -356,7 +358,7 @@ def in_cluster(world: World, argv: tuple[str, ...]) -> str:
 def _run(world: World, cluster: dict[str, Any], argv: tuple[str, ...]) -> str:
     spec = world.spec
     if not world.kubeconfig.exists():
-        info(f"{world.kubeconfig} is not there; it is written anew")
+        info(f"{world.kubeconfig} is missing; it is written again")
         world.run(
             ["eksctl", "utils", "write-kubeconfig", "--cluster", spec.name,
              "--region", spec.region, "--kubeconfig", str(world.kubeconfig)]
@@ -380,10 +382,10 @@ def _check_same_cluster(world: World, cluster: dict[str, Any]) -> None:
         return
     account = account_of(str(cluster.get("arn", "")))
     raise RequestError(
-        f"{world.kubeconfig} names {named or 'no cluster'}, and {world.spec.name} of account "
-        f"{account} in {world.spec.region} answers at {wanted}: the file is another cluster's, or "
-        "of one that is gone. Nothing was asked or changed there. Move the file away and run the "
-        "same command again, which writes it anew."
+        f"{world.kubeconfig} names {named or 'no cluster'}, but {world.spec.name} of account "
+        f"{account} in {world.spec.region} answers at {wanted}: the file belongs to another "
+        "cluster, or to one that was deleted. No request was sent there. Move the file away and "
+        "run the same command again, which writes a new one."
     )
 
 
@@ -433,9 +435,9 @@ def check_same_account(world: World) -> None:
         return
     raise AccessError(
         f"{world.spec.name} was made in account {', '.join(sorted(made))}, says "
-        f"{world.ledger.path}, and these credentials are of account {account}, where nothing of it "
-        "would be found. Nothing was done. Take the credentials of that account (AWS_PROFILE), "
-        "and check with `aws sts get-caller-identity`."
+        f"{world.ledger.path}, and these credentials are of account {account}, which do not see "
+        "it. No change was made. Use credentials of that account (AWS_PROFILE), and check with "
+        "`aws sts get-caller-identity`."
     )
 
 

@@ -140,8 +140,8 @@ def _changes(spec: ClusterSpec, ledger: Ledger) -> Iterator[tuple[float, str, in
 def _count(text: str, ledger: Ledger) -> int:
     if not re.fullmatch(r"\d{1,4}", text, re.ASCII):
         raise StorageError(
-            f"{ledger.path} says that {text} accelerator nodes were asked for, which is no number, "
-            "so what they cost cannot be told. Bring the file back from a copy."
+            f"{ledger.path} says that {text} accelerator nodes were requested, which is not a "
+            "number, so their cost is unknown. Restore the file from a copy."
         )
     return int(text)
 

@@ -118,22 +118,24 @@ def _create_part(part: ClusterPart, world: World, *, poll_s: float, limit_s: flo
     state = _wait_until_stable(part, world, poll_s=poll_s, limit_s=limit_s)
     if state.word == "failed":
         raise ShardyardError(
-            f"{part.kind} {name} failed: {state.reason}. It cannot be mended from here. Remove the "
-            "cluster with `shardyard cluster delete`, mend what is named, and make it again."
+            f"{part.kind} {name} failed: {state.reason}. Shardyard cannot repair it. Remove the "
+            "cluster with `shardyard cluster delete`, fix the cause, and create it again."
         )
     intended = world.ledger.intend(part.kind, name, launcher=LAUNCHER)
     if state.word == "absent":
         info(f"making {part.kind} {name}")
         part.make(world)
     else:
-        info(f"{part.kind} {name} was begun before; going on with it")
+        info(f"{part.kind} {name} was begun before; continuing")
         part.finish_setup(world)
     state = _wait_until_stable(part, world, poll_s=poll_s, limit_s=limit_s)
     if state.word != "there":
         raise ShardyardError(
             f"{part.kind} {name} is not there: {state.word} {state.reason}".rstrip()
-            + f" (asked: {state.source}). Look at {world.log}, mend what it names, and run the "
-            "same command again."
+            + (
+                f" (asked: {state.source}). Look at {world.log}, fix what it names, and run the "
+                "same command again."
+            )
         )
     world.ledger.confirm(intended, name, **part.details(world))
 
@@ -190,8 +192,8 @@ def wait_for_nodes(
             f"of {count} accelerator nodes {ready_nodes(world)} are ready with all their devices "
             f"after {limit_s / 60:.0f} minutes: {said or 'none has come'}. Where none comes, AWS "
             "has no capacity in the zone or the quota is too small (EC2 console, Auto Scaling "
-            f"group, Activity); where devices are missing, look at {_OFFERED_BY[world.spec.kind]}"
-            ". The nodes that stand cost: `shardyard cluster scale` takes them down."
+            f"group, Activity); where devices are missing, look at {_OFFERED_BY[world.spec.kind]}. "
+            "The nodes that are up cost money: `shardyard cluster scale` removes them."
         )
 
 
@@ -266,14 +268,14 @@ def scale_act(world: World, nodes: int) -> Act:
     part = nodes_part(spec)
     if part is None:
         raise RequestError(
-            f"the accelerator nodes of {spec.name} were there when it was adopted, so they are "
-            "not ours to start or end. Ask whoever made their group, or `eksctl scale nodegroup`."
+            f"the accelerator nodes of {spec.name} existed when it was adopted, so Shardyard does "
+            "not start or end them. Ask the owner of their group, or use `eksctl scale nodegroup`."
         )
     state = part.state(world)
     if state.word != "there":
         raise RequestError(
-            f"the {part.kind} of {spec.name} is {state.word}. Run `shardyard "
-            "cluster create` with the same description first; it goes on where it ended."
+            f"the {part.kind} of {spec.name} is {state.word}. Run `shardyard cluster create` with "
+            "the same description first; it continues where it ended."
         )
     if spec.kind == "batch":
         return queue.resize_act(spec, nodes)

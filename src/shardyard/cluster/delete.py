@@ -75,7 +75,7 @@ def remove(
     check_same_account(world)
     ever = ever_started(world)
     if not ever:
-        info(f"nothing of {world.spec.name} was made from here, says {world.ledger.path}")
+        info(f"according to {world.ledger.path}, no part of {world.spec.name} was made from here")
     check_idle(world)
     standing = to_be_removed(world)
     names = ", ".join(f"{part.kind} {part.name(world.spec)}" for part in standing)
@@ -233,7 +233,7 @@ def check_idle(world: World) -> None:
     for part in parts_of(world.spec):
         is_there = part.state(world).word != "absent"
         if is_there and (held := part.in_use_by(world)):
-            raise RequestError(f"{world.spec.name} is not removed: {held}. Nothing was removed.")
+            raise RequestError(f"{world.spec.name} is not removed: {held}. All of it was kept.")
 
 
 def _check_no_busy_pods(world: World) -> None:
@@ -244,7 +244,7 @@ def _check_no_busy_pods(world: World) -> None:
         raise RequestError(
             f"{world.spec.name} is not removed: {len(busy)} pods use its accelerators "
             f"({', '.join(busy[:5])}). End their runs first (`shardyard cancel`, `shardyard "
-            "teardown`), or ask their owners. Nothing was removed."
+            "teardown`), or ask their owners. All of it was kept."
         )
 
 
@@ -256,10 +256,9 @@ def check_confirmed_name(name: str, confirmed: str) -> None:
     """
     if name != confirmed:
         raise RequestError(
-            f"{name} holds data, which would be lost, so it is removed by its name alone, and "
-            f"{confirmed!r} is another. Nothing was removed. Give --delete-data {name}, after "
-            "copying "
-            "what you need: what lies outside the folder linked to a bucket is nowhere else."
+            f"{name} holds data, which would be lost, so it is removed only if you name it; "
+            f"{confirmed!r} is another. All of it was kept. Copy what you need, then give "
+            f"--delete-data {name}. Data outside the folder linked to a bucket exists only there."
         )
 
 

@@ -26,6 +26,8 @@ from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX
 from shardyard.launchers.kubernetes.resources import EFA, device_resource
 
+_PAGE = "verbs/cluster#existing-clusters"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
@@ -64,17 +66,17 @@ def existing_adoption(requested: ClusterSpec, clusters: Path) -> World | None:
     spec = world.spec
     if not isinstance(spec, AdoptedCluster):
         raise RequestError(
-            f"{requested.name} was made from here, says {folder}, so all of it is ours already and "
-            "nothing is adopted. `shardyard cluster create` with its description goes on with it; "
-            "`shardyard cluster show` tells how it stands."
+            f"{requested.name} was made from here, see {folder}, so all of it is ours already and "
+            "needs no adoption. `shardyard cluster create` with its description continues; "
+            "`shardyard cluster show` shows its state."
         )
     if spec.asked == requested:
         return world
     if world.ledger.live():
         raise RequestError(
             f"{folder} is of a cluster that was adopted by another description. Give that one, "
-            f"which stands in {spec_file(folder)}, or remove what was added with `shardyard "
-            f"cluster delete {requested.name}` first; the cluster stays."
+            f"{spec_file(folder)}, or remove what was added with `shardyard cluster delete "
+            f"{requested.name}` first; the cluster stays."
         )
     return None
 
@@ -122,22 +124,23 @@ def _describe_cluster(world: World) -> dict[str, Any]:
     answer = world.ask("eks", "describe_cluster", name=spec.name)
     if answer is None:
         raise RequestError(
-            f"there is no EKS cluster {spec.name} in {spec.region} that these credentials see, "
-            f"so nothing can be added to it. `aws eks list-clusters --region {spec.region}` lists "
-            "yours; `shardyard cluster create` makes one."
+            f"these credentials see no EKS cluster {spec.name} in {spec.region}, so it cannot be "
+            f"adopted. `aws eks list-clusters --region {spec.region}` lists yours; `shardyard "
+            "cluster create` makes one."
         )
     cluster: dict[str, Any] = answer["cluster"]
     tags = cluster.get("tags") or {}
     if OWNER_TAG in tags:
         raise AccessError(
             f"{spec.name} in {spec.region} was made by `shardyard cluster create` (its tag "
-            f"{OWNER_TAG} is {tags[OWNER_TAG]}), which keeps its ledger elsewhere. Nothing of it "
-            "is touched. Work in the folder that made it."
+            f"{OWNER_TAG} is {tags[OWNER_TAG]}), which keeps its ledger elsewhere. It was not "
+            "changed. Work in the folder that made it.",
+            page=_PAGE,
         )
     if cluster["status"] not in ("ACTIVE", "UPDATING"):
         raise CapacityError(
-            f"{spec.name} is {cluster['status']}, so nothing is added to it now. Run the same "
-            "command again once EKS says that it is ACTIVE."
+            f"{spec.name} is {cluster['status']}, so it cannot be extended now. Run the same "
+            "command again once it is ACTIVE."
         )
     return cluster
 
@@ -231,8 +234,8 @@ def _claim(world: World, namespace: str, name: str) -> Requirement:
         phase = found.get("status", {}).get("phase", "of no phase")
         if phase != "Bound":
             raise RequestError(
-                f"{what} is there and {phase}: no pod could mount it, and it is not ours to mend. "
-                f"Look at it (`kubectl describe pvc {name} --namespace {namespace}`), or have "
+                f"{what} exists and is {phase}: no pod could mount it, and Shardyard did not make "
+                f"it. Look at it (`kubectl describe pvc {name} --namespace {namespace}`), or have "
                 "another one made with storage.claim."
             )
         return Requirement(what=what, found="it is there, Bound")

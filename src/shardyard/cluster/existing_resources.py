@@ -21,6 +21,8 @@ from shardyard.errors import AccessError
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
 from shardyard.launchers.kubernetes.resources import EFA
 
+_PAGE = "verbs/cluster#existing-clusters"
+
 NVIDIA = "nvidia.com/gpu"
 EFS_DRIVER = "efs.csi.aws.com"
 _EFS_ADDON = "aws-efs-csi-driver"
@@ -76,9 +78,10 @@ def check_same_arn(arn: str, spec: AdoptedCluster) -> None:
     if arn == spec.arn:
         return
     raise AccessError(
-        f"{spec.name} in {spec.region} is {arn}, and {spec.arn} was adopted: these credentials "
-        f"are of account {account_of(arn)}. Nothing was done. Take those of account "
-        f"{account_of(spec.arn)}, and check with `aws sts get-caller-identity`."
+        f"{spec.name} in {spec.region} is {arn}, and {spec.arn} was adopted: these credentials are "
+        f"of account {account_of(arn)}. No change was made. Use credentials of account "
+        f"{account_of(spec.arn)}, and check with `aws sts get-caller-identity`.",
+        page=_PAGE,
     )
 
 

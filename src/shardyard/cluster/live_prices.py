@@ -206,7 +206,7 @@ def _savings(query: PriceQuery, client: Client) -> Iterator[LivePrice]:
             if row["savingsPlanOffering"]["durationSeconds"] == years * _YEAR_S
         }
         kind = f"savings plan, {years} year{'s' * (years > 1)}"
-        where = f"EC2 savings plan, nothing up front, in {query.region}, {query.when}"
+        where = f"EC2 savings plan, no upfront payment, in {query.region}, {query.when}"
         yield LivePrice(kind=kind, rate=_one_of(prices, where))
 
 

@@ -209,10 +209,10 @@ def _efs_cost(item: Any) -> str:
 
 
 def _is_nothing_but(words: str) -> Callable[[Any], str]:
-    return _constant_text(f"costs nothing{words}")
+    return _constant_text(f"costs no money{words}")
 
 
-_BARS = _is_nothing_but(", and stands in the way of the network")
+_BARS = _is_nothing_but(", and blocks the removal of the network")
 _FREE = _is_nothing_but("")
 
 KINDS = (

@@ -158,10 +158,10 @@ def check_owner(name: str, tags: dict[str, str], world: World) -> None:
     if tags.get(NAME_TAG) == world.spec.name and tags.get(OWNER_TAG) == world.owner:
         return
     raise NotOwnedError(
-        f"{name} in {world.spec.region} is there and was not made from {world.folder}: its tag "
-        f"{OWNER_TAG} is {tags.get(OWNER_TAG, 'missing')}, not {world.owner}. Nothing of it is "
-        "touched. Give your cluster another name, work in the folder that made it, or remove it "
-        "where nobody needs it."
+        f"{name} in {world.spec.region} exists and was not made from {world.folder}: its tag "
+        f"{OWNER_TAG} is {tags.get(OWNER_TAG, 'missing')}, not {world.owner}. It was not changed. "
+        "Give your cluster another name, work in the folder that made it, or remove it if it is "
+        "no longer needed."
     )
 
 
@@ -174,8 +174,8 @@ def stack_outputs(world: World, stack: str) -> dict[str, str]:
     answer = world.ask("cloudformation", "describe_stacks", StackName=stack)
     if answer is None:
         raise ShardyardError(
-            f"stack {stack} is not in {world.spec.region}, though it was made. Somebody removed "
-            "it. Delete the cluster with `shardyard cluster delete` and make it anew."
+            f"stack {stack} is missing in {world.spec.region}, although it was created: somebody "
+            "deleted it. Delete the cluster with `shardyard cluster delete` and create it again."
         )
     outputs = answer["Stacks"][0].get("Outputs", [])
     return {output["OutputKey"]: output["OutputValue"] for output in outputs}

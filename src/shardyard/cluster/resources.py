@@ -317,7 +317,7 @@ def _subnet_in(world: World, outputs: dict[str, str]) -> str:
             return str(subnet["SubnetId"])
     raise ShardyardError(
         f"the cluster's network has no private subnet in {world.spec.zone}. Somebody changed it. "
-        "Delete the cluster with `shardyard cluster delete` and make it anew."
+        "Delete the cluster with `shardyard cluster delete` and create it again."
     )
 
 

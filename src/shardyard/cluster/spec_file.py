@@ -164,11 +164,13 @@ def _supported_settings(
         elif inside and isinstance(value, dict):
             found[key] = _supported_settings(value, errors, f"{path}.")
         elif inside:
-            errors.append(Problem(path, f"={value} is no settings. Write `{inside[0]}=...`."))
+            errors.append(
+                Problem(path, f"={value} must have settings inside. Write `{inside[0]}=...`.")
+            )
         else:
             near = difflib.get_close_matches(path, names, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
-            errors.append(Problem(path, f"there is no such setting of a cluster. {hint}"))
+            errors.append(Problem(path, f"unknown setting of a cluster. {hint}"))
     return found
 
 
@@ -296,11 +298,11 @@ def _name_errors(spec: ClusterSpec) -> list[Problem]:
         )
         found.append(Problem("name", text))
     if not _REGION.fullmatch(spec.region):
-        text = f"={spec.region} is no AWS region. Write it as us-east-1."
+        text = f"={spec.region} is not an AWS region. Write it as us-east-1."
         found.append(Problem("region", text))
     for key, zone in zip(("zone", "other_zone"), spec.zones, strict=False):
         if not re.fullmatch(re.escape(spec.region) + r"[a-z]", zone):
-            text = f"={zone} is no zone of {spec.region}. Write it as {spec.region}a."
+            text = f"={zone} is not a zone of {spec.region}. Write it as {spec.region}a."
             found.append(Problem(key, text))
     if spec.zone == spec.other_zone:
         text = (
@@ -320,7 +322,9 @@ def _network_errors(spec: ClusterSpec) -> list[Problem]:
         return []
     found = []
     if not re.fullmatch(r"vpc-[0-9a-f]{8,17}", vpc.id):
-        found.append(Problem("vpc.id", f"={vpc.id} is no VPC. Write it as vpc-0123456789abcdef0."))
+        found.append(
+            Problem("vpc.id", f"={vpc.id} is not a VPC. Write it as vpc-0123456789abcdef0.")
+        )
     wanted = set(spec.zones)
     if vpc.subnets.keys() != wanted:
         text = (
@@ -330,7 +334,7 @@ def _network_errors(spec: ClusterSpec) -> list[Problem]:
         found.append(Problem("vpc.subnets", text))
     for subnet in vpc.subnets.values():
         if not re.fullmatch(r"subnet-[0-9a-f]{8,17}", subnet):
-            text = f"={subnet} is no subnet. Write it as subnet-0123456789abcdef0."
+            text = f"={subnet} is not a subnet. Write it as subnet-0123456789abcdef0."
             found.append(Problem("vpc.subnets", text))
     return found
 
@@ -343,15 +347,17 @@ def _node_errors(spec: ClusterSpec) -> list[Problem]:
     nodes, found = spec.nodes, []
     if not _CAPACITY.fullmatch(nodes.capacity or "on-demand"):
         text = (
-            f"={nodes.capacity} is none of on-demand, spot, reservation:cr-... and block:cr-.... "
-            "The id of a reservation stands in the EC2 console and begins with cr-."
+            f"={nodes.capacity} is not a capacity. Use on-demand, spot, reservation:cr-... or "
+            "block:cr-.... The EC2 console shows the id of a reservation, which begins with cr-."
         )
         found.append(Problem("nodes.capacity", text))
     if nodes.max is not None and nodes.count > nodes.max:
         text = f"={nodes.count} is more than nodes.max={nodes.max}. Lower it, or raise nodes.max."
         found.append(Problem("nodes.count", text))
     if nodes.ami is not None and not re.fullmatch(r"ami-[0-9a-f]{8,17}", nodes.ami):
-        found.append(Problem("nodes.ami", f"={nodes.ami} is no image. Write it as ami-0123abcd."))
+        found.append(
+            Problem("nodes.ami", f"={nodes.ami} is not an image. Write it as ami-0123abcd.")
+        )
     if nodes.instance is None:
         return found
     if nodes.efa is True and not spec.instance.efa_count:
@@ -386,24 +392,27 @@ def _nvidia_image(spec: ClusterSpec) -> str:
 def _storage_errors(spec: ClusterSpec) -> list[Problem]:
     storage, found = spec.storage, []
     if storage.bucket is not None and storage.kind != "fsx":
-        text = f"={storage.bucket} is read by storage.kind=fsx alone. Leave it out, or take fsx."
+        text = f"={storage.bucket} is read only with storage.kind=fsx. Leave it out, or use fsx."
         found.append(Problem("storage.bucket", text))
     elif storage.bucket is not None and not _BUCKET.fullmatch(storage.bucket):
-        text = f"={storage.bucket} is no bucket. Write it as s3://my-bucket/prefix."
+        text = f"={storage.bucket} is not a bucket. Write it as s3://my-bucket/prefix."
         found.append(Problem("storage.bucket", text))
     legal = legal_size_gib(storage.size_gib)
     if storage.kind == "fsx" and storage.size_gib != legal:
         usd = fsx_usd_per_month(legal, storage.mb_per_s_per_tib)
         price = "" if usd is None else f", ${usd:,.0f} a month"
         text = (
-            f"={storage.size_gib} is no size of FSx for Lustre, which would make it {legal} and "
+            f"={storage.size_gib} is not a size of FSx for Lustre, which would make it {legal} and "
             f"bill that{price}. Give {legal}, or the step below."
         )
         found.append(Problem("storage.size_gib", text))
     for key in ("claim", "namespace"):
         name = getattr(storage, key)
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
-            text = f"={name} is no name in Kubernetes. Use lower-case letters, digits and hyphens."
+            text = (
+                f"={name} is not a valid name in Kubernetes. Use lower-case letters, digits and "
+                "hyphens."
+            )
             found.append(Problem(f"storage.{key}", text))
     return found
 
@@ -430,13 +439,13 @@ def _batch_errors(spec: ClusterSpec) -> list[Problem]:
         found.append(Problem("nodes.user_data", text))
     if script is not None and len(script.encode()) > MOST_USER_DATA_BYTES:
         text = (
-            f"has {len(script.encode()):,} bytes, and beside ours EC2 takes "
-            f"{MOST_USER_DATA_BYTES:,}. Let it fetch what is long, such as from S3."
+            f"has {len(script.encode()):,} bytes, and EC2 takes {MOST_USER_DATA_BYTES:,} in "
+            "addition to ours. Let it download long parts, for example from S3."
         )
         found.append(Problem("nodes.user_data", text))
     bucket = spec.jobs.bucket
     if bucket is not None and not _BUCKET.fullmatch(bucket):
-        text = f"={bucket} is no bucket. Write it as s3://my-bucket/prefix."
+        text = f"={bucket} is not a bucket. Write it as s3://my-bucket/prefix."
         found.append(Problem("jobs.bucket", text))
     for secret in spec.jobs.secrets or ():
         if not (_SECRET if secret.startswith("arn:") else _PARAMETER).fullmatch(secret):

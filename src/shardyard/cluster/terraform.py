@@ -194,9 +194,9 @@ def render_terraform(spec: ClusterSpec) -> dict[str, Any]:
 def _check_renderable(spec: ClusterSpec) -> None:
     if spec.kind != "eks":
         raise RequestError(
-            "--terraform renders an EKS cluster, and this is kind=batch, which is two stacks of "
-            "CloudFormation. --dry-run alone prints them; Terraform takes them as they are "
-            "(aws_cloudformation_stack)."
+            "--terraform renders an EKS cluster, but this is kind=batch, which is two stacks of "
+            "CloudFormation. Print them with --dry-run and no --terraform; Terraform takes them "
+            "as they are (aws_cloudformation_stack)."
         )
     if spec.vpc.id is None:
         raise RequestError(

@@ -48,7 +48,7 @@ _MICRO_BATCH_TOKENS = 4096
 
 _ADAPTERS = "adapters: as QLoRA's at 7 B and 13 B (arXiv:2305.14314, table 9)"
 
-_OF_TEXT = "says nothing of images"
+_OF_TEXT = "has no settings for images"
 
 _FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
 
@@ -279,12 +279,12 @@ def _compile(draft: Draft) -> tuple[bool, str]:
     if device == "cpu":
         return False, "a CPU gains little, and compiles for minutes"
     if draft.reads_images or draft.recipe.model.module is not None:
-        return False, "tried with language models of known families alone"
+        return False, "tried only with language models of known families"
     family = draft.shape.family
     if not family.is_one_graph:
-        return False, f"a block of {family.model_type} is no one graph to the compiler"
+        return False, f"a block of {family.model_type} cannot be compiled as one graph"
     if parallel.tp > 1 or parallel.cp > 1:
-        return False, "blocks that ask other ranks are no one graph to the compiler"
+        return False, "blocks that ask other ranks cannot be compiled as one graph"
     if parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
         return False, f"parallel.schedule={parallel.schedule} splits backward passes"
     if draft.recipe.precision.reduce == "exact":
@@ -302,7 +302,7 @@ def _standby_workers(draft: Draft) -> tuple[bool, str]:
             "without a compiler it spares parts of a second, and takes memory all the time",
         )
     if draft.recipe.elastic.max_restarts == 0:
-        return False, "elastic.max_restarts=0: nothing is restarted"
+        return False, "elastic.max_restarts=0: no restarts"
     return True, "model.compile: a new process takes seconds to get its compiler ready"
 
 
@@ -341,19 +341,19 @@ def _output(draft: Draft) -> tuple[str, str]:
 
 def _image_size(draft: Draft) -> tuple[int, str]:
     if not draft.reads_images:
-        raise NotYetResolved("says nothing of text")
+        raise NotYetResolved("has no settings for text")
     return draft.network.size, "as the network was published with"
 
 
 def _drop_path(draft: Draft) -> tuple[float, str]:
     if not draft.reads_images:
-        raise NotYetResolved("says nothing of text")
+        raise NotYetResolved("has no settings for text")
     return float(draft.network.drop_path), "as the network was published with"
 
 
 def _batch_norm_momentum(draft: Draft) -> tuple[float, str]:
     if not draft.reads_images:
-        raise NotYetResolved("says nothing of text")
+        raise NotYetResolved("has no settings for text")
     momentum = draft.network.batch_norm_momentum
     if momentum is None:
         raise NotYetResolved("the network has no batch normalisation")
@@ -437,7 +437,7 @@ def _recompute(draft: Draft) -> tuple[Recompute, str]:
         )
         if found:
             return found
-    return modes[0], "there is no device whose memory is known"
+    return modes[0], "the memory of no device is known"
 
 
 def _micro_batch(draft: Draft) -> tuple[int, str]:

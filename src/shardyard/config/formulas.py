@@ -283,7 +283,7 @@ def reason_of_checkpoints(recipe: Recipe) -> tuple[int | str, str]:
 def reason_of_peer_snapshots(recipe: Recipe) -> tuple[bool, str]:
     """Whether a node keeps the snapshots of the one before, where the recipe leaves it open."""
     if recipe.elastic.snapshot_every is None:
-        return False, "elastic.snapshot_every=null: there are no snapshots"
+        return False, "elastic.snapshot_every=null: without snapshots"
     if recipe.elastic.max_nodes == 1:
         return False, "one node has no neighbour"
     return True, "a lost node takes its own memory with it"
@@ -362,7 +362,7 @@ def attends_by_length(recipe: Recipe, shape: ModelShape) -> bool:
 def best_attention(recipe: Recipe, shape: ModelShape) -> tuple[str, str]:
     """Resolve ``model.attention: auto``, with the reason; device and lengths are known."""
     if not _is_fully_causal(recipe, shape) and _varlen_unsupported_reason(recipe, shape) is None:
-        return "flash", "told where documents and windows begin, it needs no mask"
+        return "flash", "it receives the bounds of documents and windows, so it needs no mask"
     return "sdpa", "torch chooses by device, format, sizes and mask"
 
 
@@ -373,7 +373,7 @@ def check_attention(recipe: Recipe, shape: ModelShape | None) -> Iterable[Proble
         return
     wrong = []
     if device == "cpu" and asked != "flash":
-        wrong.append("runs on NVIDIA devices alone, and cluster.device=cpu")
+        wrong.append("runs only on NVIDIA devices, and cluster.device=cpu")
     if device not in ("auto", "cpu") and recipe.precision.compute == "fp32":
         wrong.append("takes numbers of 16 bits, and precision.compute=fp32")
     if recipe.parallel.cp > 1:
@@ -409,9 +409,9 @@ def _varlen_unsupported_reason(recipe: Recipe, shape: ModelShape) -> str | None:
     """Say why flash attention cannot get the beginnings of documents; None: it can."""
     width = shape.head_width
     if recipe.cluster.device != "cuda":
-        return "only a CUDA device's kernel is told where documents begin"
+        return "only a CUDA device's kernel takes the bounds of documents"
     if not shape.is_causal:
-        return "documents are told apart where tokens see earlier ones alone"
+        return "documents are separated only where tokens see earlier ones"
     if recipe.parallel.cp > 1:
         return f"parallel.cp={recipe.parallel.cp} splits samples"
     if recipe.precision.compute in ("fp32", "auto"):

@@ -204,14 +204,14 @@ def _suggest_file(file: Path) -> str:
     if near:
         return f"Did you mean {file.parent / near[0]}?"
     if file.name == "launch.yaml" and file.parent.parent.name == "clusters":
-        return "`shardyard cluster create` writes it, once the cluster stands."
+        return "`shardyard cluster create` writes it, once the cluster is ready."
     example = Path("examples") / f"{file.stem}.yaml"
     if not file.suffix and example.is_file():
         return f"Did you mean {example}?"
     if not file.is_absolute() and not file.parent.is_dir():
         return (
-            f"There is no folder {file.parent} in {Path.cwd()}. Change to the folder that has it, "
-            "or give the whole path of a YAML file."
+            f"Folder {file.parent} does not exist in {Path.cwd()}. Change to the folder that has "
+            "it, or give the whole path of a YAML file."
         )
     return "Give a YAML file."
 

@@ -110,7 +110,7 @@ def check_capacity(cluster: Cluster) -> Iterable[Problem]:
         yield Problem("cluster.block_ends", text)
     if _parse_timestamp(cluster.block_ends) is None:
         text = (
-            f"={cluster.block_ends} is no moment with its time zone. Write it as EC2 prints it, "
+            f"={cluster.block_ends} is not a time with its time zone. Write it as EC2 prints it, "
             "such as 2027-01-31T11:30:00Z."
         )
         yield Problem("cluster.block_ends", text)
@@ -135,6 +135,6 @@ def reject_capacity_settings(cluster: Cluster, *, launcher: str, instead: str) -
     if cluster.capacity is None or cluster.capacity.startswith("block:"):
         return
     raise RequestError(
-        f"cluster.capacity={cluster.capacity}, and {launcher} takes the nodes that are there: "
-        f"whoever set it up has chosen how they are rented. Leave it out; {instead}."
+        f"cluster.capacity={cluster.capacity}, but on {launcher} the nodes exist already, and "
+        f"their administrator has chosen how they are rented. Leave it out; {instead}."
     )

@@ -97,7 +97,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         knows_lr=False,
         typical_lr="0.1",
         weight_decay=0.0,
-        decay_reason="sgd decays only where it is asked to",
+        decay_reason="sgd decays weights only if you set it",
         needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:SGD",
@@ -127,7 +127,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         knows_lr=False,
         typical_lr="10",
         weight_decay=0.0,
-        decay_reason="lars decays only where it is asked to",
+        decay_reason="lars decays weights only if you set it",
         needs_all=True,
         # both norms are read before anything moves
         moved_bytes=_ONE_PASS_BYTES + 2 * 4,

@@ -324,14 +324,14 @@ def unreadable_reason(location: str) -> str | None:
         return None
     except NotADirectoryError:
         file = next((above for above in path.parents if _is_file(above)), path)
-        return f"leads through {file}, which is a file and no folder. Mend the path."
+        return f"leads through {file}, which is a file, not a folder. Fix the path."
     except PermissionError:
         return (
             "cannot be looked at: this user may not enter a folder above it. Take another place, "
             "or let its owner give you access."
         )
     except OSError as error:
-        return f"cannot be followed: {error.strerror}. Mend the path, or what it leads to."
+        return f"cannot be followed: {error.strerror}. Fix the path, or the link in it."
     return None
 
 

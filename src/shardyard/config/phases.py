@@ -53,7 +53,7 @@ def check_phases(recipe: Recipe) -> Iterable[Problem]:
     outside = _settings({k: v for k, v in to_plain(recipe).items() if k != "phases"})
     for key in (*_LENGTHS, "target"):
         if f"run.{key}" in outside and getattr(recipe.run, key) is not None:
-            text = "of a run with phases says nothing of each. Give it in the phase that it is for."
+            text = "does not apply to each phase. Give it in the phase that it is for."
             yield Problem(f"run.{key}", text)
     for name in outside:
         if all(name in settings for settings in given) and not name.startswith("run."):

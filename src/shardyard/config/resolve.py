@@ -190,7 +190,7 @@ def _each_before(recipe: Recipe, previous: Resolved | None) -> Sequence[Resolved
         return [None] * count
     before = [replace(each, back_to=previous.back_to) for each in previous.of_phases]
     if len(before) != count:
-        text = f"the run began with {len(before)} and goes on with as many, not {count}."
+        text = f"the run began with {len(before)} and continues with as many, not {count}."
         raise RecipeError([Problem("phases", text)], "resume")
     return before
 
@@ -395,9 +395,9 @@ def _check_sample_counts(resolved: Resolved) -> list[Problem]:
         found.append(Problem("run.target", text))
     elif BITS_PER_BYTE in (recipe.run.target or ()) and not data.eval_bytes:
         text = (
-            f"names {BITS_PER_BYTE}, and the bytes of what {data.dir} holds out are not known: it "
-            "was prepared by an older version. Move that folder away, and it is prepared anew; or "
-            "name another metric."
+            f"names {BITS_PER_BYTE}, but the size in bytes of the validation split in {data.dir} "
+            "is not known: an older version prepared it. Move that folder away to prepare it "
+            "again, or name another metric."
         )
         found.append(Problem("run.target", text))
     return found

@@ -187,7 +187,7 @@ def parse_references(secrets: Mapping[str, str]) -> dict[str, Reference]:
     for name, text in secrets.items():
         if not is_variable(name):
             raise RequestError(
-                f"secrets.{name} is no name of an environment variable, which the secret becomes. "
+                f"secrets.{name} becomes an environment variable, and is not a valid name for one. "
                 "Use letters, digits and underscores, such as HF_TOKEN."
             )
         try:

@@ -126,7 +126,7 @@ def address_error(entry: str) -> str | None:
     if may_hold_one and without_secrets(entry) != entry:
         return (
             "holds what may be a password or a signature, and a recipe is kept and shown. Leave "
-            "out what stands before @ and behind ?; credentials are taken from the environment."
+            "out the parts before @ and behind ?; credentials are taken from the environment."
         )
     if not rest.strip("/"):
         return f"names no place. Write {scheme}://, then a bucket or host, then a folder or file."

@@ -133,8 +133,10 @@ _VALUE_INSTEAD = {
 _REPLACED = {
     "run.target_loss": "run.target names the metric that is to be reached. Write "
     "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
-    "elastic.straggler": "elastic.leave_out_for names the verdicts for which a node is left out. "
-    "Write elastic.leave_out_for=[slow_rank] for leave_out, and nothing for report.",
+    "elastic.straggler": (
+        "elastic.leave_out_for names the verdicts for which a node is left out. Write "
+        "elastic.leave_out_for=[slow_rank] for leave_out, and leave it out for report."
+    ),
 } | dict.fromkeys(
     (f"launch.aws_batch.{name}" for name in OF_QUEUES),
     "it is the queue's. `shardyard cluster create kind=batch` makes one; docs/verbs/cluster.md.",
@@ -143,8 +145,8 @@ _REPLACED = {
 
 _NOT_BUILT = dict.fromkeys(
     ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit", "qlora"),
-    "training beside a base in 4 or 8 bit (QLoRA) is not built. Adapters beside a base in bf16 "
-    "are: give model.lora.rank, and parallel.zero=3 splits the base over the devices.",
+    "training adapters on a base in 4 or 8 bit (QLoRA) is not supported. On a base in bf16 it "
+    "is: give model.lora.rank, and parallel.zero=3 splits the base over the devices.",
 )
 """Other trainers' name of a feature not built here, in any section -> what there is."""
 
@@ -283,9 +285,9 @@ def _recognized_keys(
         elif section in SECTIONS and isinstance(value, dict):
             found[key] = _of_plug_in(name, value, errors, of_run=of_run)
         elif name in _REPLACED:
-            errors.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
+            errors.append(Problem(name, f"this setting was replaced: {_REPLACED[name]}"))
         elif key in _NOT_BUILT:
-            errors.append(Problem(name, f"there is no such setting: {_NOT_BUILT[key]}"))
+            errors.append(Problem(name, f"unknown setting: {_NOT_BUILT[key]}"))
         else:
             near = nearest(key, section)
             inside = [setting for setting in known if setting.startswith(f"{section}.")]
@@ -293,7 +295,7 @@ def _recognized_keys(
                 setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
             )
             hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
-            errors.append(Problem(name, f"there is no such setting. {hint}"))
+            errors.append(Problem(name, f"unknown setting. {hint}"))
     return found
 
 
@@ -325,10 +327,7 @@ def _no_section(path: str) -> str:
     ours = [name.split(".")[1] for name in settings() if name.startswith(f"{section}.")]
     near = difflib.get_close_matches(key, [*ours, *map(section_key, installed(group))], n=1)
     hint = f"Did you mean {section}.{near[0]}?" if near else "Install one, or leave this out."
-    return (
-        f"there is no such setting, and no installed package adds a {WORDS[group]} of this name. "
-        f"{hint}"
-    )
+    return f"unknown setting, and no installed package adds a {WORDS[group]} of this name. {hint}"
 
 
 def _settings_in(section: str) -> dict[str, Setting]:
@@ -358,13 +357,13 @@ def _unknown_section(section: str, valid_sections: set[str]) -> Problem:
     if section in settings():
         return Problem(section, f"in a file write it as `{_as_yaml(section.split('.'))}`.")
     if section in _NOT_BUILT:
-        return Problem(section, f"there is no such section: {_NOT_BUILT[section]}")
+        return Problem(section, f"unknown section: {_NOT_BUILT[section]}")
     near = difflib.get_close_matches(section, sorted(valid_sections), n=1, cutoff=0.6)
     hint = near[0] if near else nearest(section, None)
     ending = (
         f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(valid_sections))}."
     )
-    return Problem(section, f"there is no such section. {ending}")
+    return Problem(section, f"unknown section. {ending}")
 
 
 def nearest(key: str, section: str | None) -> str | None:
@@ -514,4 +513,4 @@ def _is_number(text: str) -> bool:
 
 def kind_of(value: Any) -> str:
     kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return kinds.get(type(value), "nothing that fits")
+    return kinds.get(type(value), "no usable value")

@@ -116,7 +116,8 @@ def _listed(folder: Path) -> _Listed:
         raise _InvalidFileError(f"{error} Fetch or save it again.") from error
     except KeyError as error:
         raise _InvalidFileError(
-            f"{index} is no index of weights: it has no weight_map in JSON. Fetch or save it again."
+            f"{index} is not an index of weights: it has no weight_map in JSON. Fetch or save it "
+            "again."
         ) from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise _InvalidFileError(
@@ -139,8 +140,8 @@ def _invalid_names(weight_map: Mapping[str, object]) -> Iterator[str]:
             yield f"weight_map names {file!r}, which is outside of the folder"
         elif path.suffix != ".safetensors":
             yield (
-                f"weight_map names {file!r}, which is no .safetensors file; opening another kind "
-                "may run code"
+                f"weight_map names {file!r}, which is not a .safetensors file; opening another "
+                "kind may run code"
             )
 
 

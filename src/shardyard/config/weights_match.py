@@ -179,7 +179,7 @@ def _shape_mismatches(
     ]
     if dtypes:
         problems.append(
-            f"{folder} has {len(dtypes):,} weights that are no floating-point numbers: "
+            f"{folder} has {len(dtypes):,} weights that are not floating-point numbers: "
             f"{format_names(dtypes)}. They are quantised. Use the full-precision model that it was "
             "made from."
         )

@@ -146,7 +146,7 @@ def start_side_job(
         request=request,
         rendered=launcher.render(request),
         plan=None,
-        no_plan_reason="a side job trains nothing",
+        no_plan_reason="a side job does not train",
     )
     for line in _describe(proposal, in_full=terms.show is not None):
         info(line)
@@ -182,7 +182,7 @@ def follow_side_job(
         status = wait_until(launched, lambda now: now.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
         info(
-            "\nfollowing ended, the side job goes on. The same command follows it again, "
+            "\nfollowing ended, the side job continues. The same command follows it again, "
             f"`shardyard cancel {handle} --side` ends it"
         )
         raise
@@ -258,12 +258,12 @@ def _take(
     words = f"{_name(launched)} is over ({status.state.value}: {status.reason})"
     if status.state in (JobState.DRAINED, JobState.CANCELLED):
         raise SideJobStoppedError(
-            f"{words}. It was asked to end before it was done. The same command starts another, "
-            "which goes on where this one stopped."
+            f"{words}. It was ended before it was done. The same command starts another, which "
+            "continues where this one stopped."
         )
     if answer is None:
         raise ShardyardError(
-            f"{words} and gave no answer. What it said last stands above, and `shardyard logs "
+            f"{words} and gave no answer. Its last lines are above, and `shardyard logs "
             f"{launched.run_dir.handle} --side` shows it again. The same command starts another."
         )
     raise error_of(answer.get("exit_code"), str(answer.get("error")))

@@ -62,13 +62,13 @@ class BenchOptions:
         end = self.end_bytes or _END_BYTES.get(recipe.cluster.device, _END_BYTES_OF_DEVICES)
         if ranks == 1:
             raise RequestError(
-                "cluster.nodes=1 with one process: a collective of one rank sends nothing. Ask for "
+                "cluster.nodes=1 with one process: a collective needs two ranks or more. Ask for "
                 "more with cluster.nodes or cluster.devices."
             )
         if self.is_pairs and recipe.cluster.nodes == 1:
             raise RequestError(
-                "--pairs with cluster.nodes=1: there is no pair of nodes. Ask for "
-                f"{LEAST_NODES} nodes or more: of two, none can be told from the other."
+                f"--pairs with cluster.nodes=1: one node has no pairs. Ask for {LEAST_NODES} nodes "
+                "or more: with two, a slow one cannot be identified."
             )
         if not ELEMENT_BYTES <= self.begin_bytes <= end:
             raise RequestError(
@@ -79,7 +79,7 @@ class BenchOptions:
         if self.collectives != ("all_reduce",) and end < ELEMENT_BYTES * ranks:
             raise RequestError(
                 f"--end {end} bytes over {ranks} ranks is less than one number each, so that "
-                f"nothing can be gathered or scattered. Give --end {ELEMENT_BYTES * ranks} or more."
+                f"gather and scatter are impossible. Give --end {ELEMENT_BYTES * ranks} or more."
             )
         return NetworkBench(
             collectives=("all_reduce",) if self.is_pairs else self.collectives,
@@ -226,7 +226,7 @@ def follow_bench(
         status = wait_until(job, lambda now: now.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
         info(
-            f"\nfollowing ended, the benchmark goes on. `shardyard logs {handle}` shows its "
+            f"\nfollowing ended, the benchmark continues. `shardyard logs {handle}` shows its "
             f"tables, `shardyard cancel {handle}` ends it"
         )
         raise
@@ -237,8 +237,8 @@ def follow_bench(
         raise error_of(answers.failure["exit_code"], answers.failure["error"])
     raise ShardyardError(
         f"job {job.id} of {job.run_id} is over ({status.state.value}: {status.reason}) and did not "
-        f"measure all. What it said last stands above, and `shardyard logs {handle} --all` shows "
-        "what all nodes said. The same command starts another."
+        f"measure all. Its last lines are above, and `shardyard logs {handle} --all` shows those "
+        "of all nodes. The same command starts another."
     )
 
 
@@ -312,7 +312,7 @@ class SideBySide:
         for variant, (_, answers) in self.measured.items():
             used = "nobody named" if answers.network is None else answers.network.words
             is_used = variant.is_used(answers.network)
-            wrong = "" if is_used else ": NOT what was asked, so its column says nothing of it"
+            wrong = "" if is_used else ": NOT the requested one, so its column does not measure it"
             said.append(f"# {variant.name}: network used: {used}{wrong}")
         return said
 

@@ -226,7 +226,7 @@ def fetch_run(
                 f"{home.run_dir.handle} --to {via}"
             )
         if target.path.resolve() == home.folder.path.resolve():
-            info(f"nothing to bring: {home.folder.path} is where the run's files are")
+            info(f"no files to fetch: {home.folder.path} is where the run's files are")
             return FetchResult(to=target.path, steps=(), files=0, bytes=0, warnings=())
         listing = list_local_folder(home.folder, step)
         source = FolderSource(folder=home.folder.path)

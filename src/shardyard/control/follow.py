@@ -87,7 +87,7 @@ def replay(run_dir: RunDir, print_line: Callable[[str], None], *, is_followed: b
     """
     numbers = run_dir.attempts()
     if not numbers or not run_dir.resolved(numbers[-1]).is_file():
-        print_line("nothing was trained yet")
+        print_line("no step was trained yet")
         return
     resolved = read_resolved(run_dir.resolved(numbers[-1]))
     view = log_view(resolved, print_line)
@@ -231,8 +231,7 @@ _TOLD_COMPILE_S = 5.0
 """From here on it is worth a line; torch keeps what it compiled, so a restart takes less."""
 _STOPPED = "its processes were stopped (SIGSTOP, Ctrl-Z or a frozen container)"
 _GAPS = {
-    "not_compared": "it says nothing of these settings, so whether they are as they were is yours "
-    "to know",
+    "not_compared": "it does not record these settings, so check yourself that they are unchanged",
     "lacked_buffers": "it was written before buffers were saved, and lacks",
 }
 """Limits of an older checkpoint, in words."""
@@ -272,7 +271,7 @@ def describe_event(event: dict[str, Any]) -> str | None:
             "checkpoint_durable"
             | "checkpoint_abandoned"
             | "checkpoint_interval"
-            | ("snapshots_left_out")
+            | "snapshots_left_out"
         ):
             return _describe_save(event)
         case "profiled" | "profile_abandoned":
@@ -314,7 +313,7 @@ def _describe_unsent(event: dict[str, Any]) -> str:
     """Describe what W&B or MLflow rejects, reported by the process that sends to it."""
     service = WORDS.get(event["service"], event["service"])
     if not event.get("is_end"):
-        return f"{service} takes nothing for now: {event['reason']}"
+        return f"{service} accepts no data now: {event['reason']}"
     lines = event.get("lines")
     missing = "may not have all of the run" if lines is None else f"lacks {lines:,} lines of it"
     return f"{service} {missing}: {event['reason']}"
@@ -385,7 +384,7 @@ def describe_straggler(event: dict[str, Any]) -> str:
     who = f"rank {event['rank']} on {event['node']}"
     if event.get("what") == "stopped":
         if event["is_over"]:
-            return f"{who} is no straggler any more: its process is stopped no more"
+            return f"{who} is not a straggler any more: its process is not paused any more"
         times = f"its process is stopped now and then, {event['stopped_share']:.0%} of the time"
         return (
             f"{who} is a straggler: {times} (SIGSTOP, or job control){_not_excluded_reason(event)}"
@@ -396,7 +395,7 @@ def describe_straggler(event: dict[str, Any]) -> str:
     does = "computes and waits for samples for" if is_data else "computes"
     times = f"it {does} {compute} a step{held_up}, its peers {peers}"
     if event["is_over"]:
-        return f"{who} is no straggler any more: {times}"
+        return f"{who} is not a straggler any more: {times}"
     since = ", since the start" if event.get("is_since_start") else ""
     stays = _not_excluded_reason(event)
     return f"{who} is a straggler, {event['factor']:.1f} times as slow{since}: {times}{stays}"
@@ -434,7 +433,7 @@ def _describe_node(event: dict[str, Any]) -> str:
     if event["kind"] == "node_left_out":
         return f"{who} is left out: {event['cause']}"
     if event["kind"] == "snapshot_not_copied":
-        return f"snapshots of {who} are on that node alone: {event['reason']}"
+        return f"snapshots of {who} are only on that node: {event['reason']}"
     return f"{who} takes the place of the lost one"
 
 

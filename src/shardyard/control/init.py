@@ -211,7 +211,8 @@ def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
 
 def _missing_paths(recipe: Recipe) -> list[str]:
     return [
-        f"{setting}={entry}: nothing is there on this machine. Put text there, or mend the path."
+        f"{setting}={entry}: this path does not exist on this machine. Put text there, or fix the "
+        "path."
         for setting, entry in recipe.data.entries
         if entry != Data().source and not is_remote(entry) and not path_exists(entry)
     ]
@@ -231,22 +232,22 @@ def with_location(draft: RecipeDraft, answer: str) -> RecipeDraft:
     """
     found = _PLACE.fullmatch(answer.strip())
     if found is None:
-        raise RequestError(f"{answer!r} is no place. Answer {PLACE_FORMS}.")
+        raise RequestError(f"{answer!r} is not a place. Answer {PLACE_FORMS}.")
     where, nodes, machines = found["where"], found["nodes"], found["machines"]
     if where == HERE and machines is None:
         return _planned(draft)
     names = (*LAUNCHERS, *installed("launchers"))
     if where not in names:
         raise RequestError(
-            f"{where!r} is no place. Answer {PLACE_FORMS}; launchers are {', '.join(names)}."
+            f"{where!r} is not a place. Answer {PLACE_FORMS}; launchers are {', '.join(names)}."
         )
     if launcher_class(where).capabilities.is_this_machine:
         raise RequestError(f"{where!r} is this machine. Answer {HERE}.")
     if machines is None:
         raise RequestError(
-            f"{answer!r} does not say on which machines, and nothing can be planned without. Add "
-            "an EC2 type, or a YAML file that describes a node of your own cluster "
-            f"(docs/hardware.md): {where} 2 x p5.48xlarge, {where} 4 x our-nodes.yaml."
+            f"{answer!r} does not say on which machines, which a plan needs. Add an EC2 type, or a "
+            f"YAML file that describes a node of your own cluster (docs/hardware.md): {where} 2 x "
+            f"p5.48xlarge, {where} 4 x our-nodes.yaml."
         )
     setting = "file" if machines.endswith((".yaml", ".yml")) or "/" in machines else "instance"
     draft = draft.with_settings(f"cluster.nodes={nodes or 1}", f"cluster.{setting}={machines}")
@@ -363,7 +364,7 @@ def with_length(draft: RecipeDraft, answer: str) -> RecipeDraft:
     try:
         seconds = parse_seconds(text)
     except ValueError as error:
-        raise RequestError(f"{answer!r} is no length. Answer {LENGTH_FORMS}.") from error
+        raise RequestError(f"{answer!r} is not a length. Answer {LENGTH_FORMS}.") from error
     return _within(draft, answer, lambda plan: plan.wall_s is not None and plan.wall_s <= seconds)
 
 
@@ -373,7 +374,7 @@ def _number(text: str, answer: str, *, times: float = 1) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise RequestError(f"{answer!r} is no length. Answer {LENGTH_FORMS}.")
+        raise RequestError(f"{answer!r} is not a length. Answer {LENGTH_FORMS}.")
     return number
 
 

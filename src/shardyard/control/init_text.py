@@ -115,7 +115,7 @@ def _header(draft: RecipeDraft, today: str) -> list[str]:
     lines = _comment(f"{model} learns {recipe.data.source} on {machines}.")
     lines += ["#", *(f"#   {command}" for command in commands_of(draft)), "#"]
     if planned is None:
-        why = f"Nothing is predicted: {draft.no_plan_reason}"
+        why = f"No prediction: {draft.no_plan_reason}"
         again = "" if draft.is_generic else " `shardyard plan` tries again."
         return [*lines, *_comment(f"{why}{again}")]
     lines += _comment(f"What `shardyard plan` predicts, {today} (docs/accuracy.md: how well):")

@@ -65,9 +65,9 @@ def target_of(request: Request, launcher: Launcher) -> Target:
     """
     if not isinstance(launcher, Installs):
         raise RequestError(
-            f"nothing can be installed on {launcher.name} from here. Its own administrators set it "
-            f"up; docs/launch-{launcher.name}.md says what is needed, docs/monitoring.md how runs "
-            "are watched there."
+            f"Shardyard cannot install anything on {launcher.name}; its administrators set it up. "
+            f"docs/launch-{launcher.name}.md says what is needed, docs/monitoring.md how runs are "
+            "watched there."
         )
     asked = proposal_for(request, launcher).request
     folder, name = Path(request.recipe.run.dir).expanduser(), launcher.target_name(asked)
@@ -94,14 +94,14 @@ def missing_on(
         if not is_dry_run:
             raise
         warn(
-            f"what the target has already was not asked: {error} So all that the recipe needs is "
-            "shown; which drivers its claims need is known there alone."
+            f"what the target has already is unknown: {error} All that the recipe needs is shown, "
+            "except drivers of its claims, which only the cluster knows."
         )
         missing = everything()
     for part in missing:
         info(f"missing: {part.name}: {part.purpose}")
     if not missing:
-        info("nothing is missing that can be installed")
+        info("all that can be installed is there")
     return missing
 
 
@@ -114,8 +114,8 @@ def _part_queries(
         return partial(launcher.missing, request), partial(launcher.needed, request)
     if not isinstance(launcher, InstallsWatchers):
         raise RequestError(
-            f"nothing that watches runs is installed on {target.name} from here. "
-            "docs/monitoring.md says how a Prometheus and a Grafana of yours are told of them."
+            f"Shardyard installs no monitoring on {target.name}. docs/monitoring.md says how to "
+            "connect your own Prometheus and Grafana."
         )
     parts = launcher.watchers(request, watchers)
     return partial(launcher.missing_watchers, request, parts), lambda: parts
@@ -153,7 +153,7 @@ def uninstall(
     check_trusted(target.ledger.path, trusts_folder=trusts_folder)
     names = target.installed
     if not names:
-        info(f"nothing was installed from here, says {target.ledger.path}")
+        info(f"no component was installed from here, says {target.ledger.path}")
         return []
     info(f"to be removed: {', '.join(names)}")
     if agree is None:

@@ -195,10 +195,10 @@ def reject_bench(run_dir: RunDir) -> None:
     if not any(kinds):
         return
     raise RequestError(
-        f"run {run_dir.run_id} is a benchmark (bench {kinds[-1]}) and has trained nothing: there "
-        "is no training to go on with, and no checkpoint. Its tables are in `shardyard logs "
-        f"{run_dir.handle}`. `shardyard bench {kinds[-1]} RECIPE --on LAUNCHER` measures again, "
-        "`shardyard launch` starts a training."
+        f"run {run_dir.run_id} is a benchmark (bench {kinds[-1]}) which does not train and has no "
+        f"checkpoint to continue from. Its tables are in `shardyard logs {run_dir.handle}`. "
+        f"`shardyard bench {kinds[-1]} RECIPE --on LAUNCHER` measures again, `shardyard launch` "
+        "starts a training."
     )
 
 
@@ -290,8 +290,8 @@ def _no_job(run_dir: RunDir, ledger: Ledger, which: Which) -> str:
         )
     if ledger.side_jobs():
         return (
-            f"run {run_dir.run_id} has no training: what stands in its folder was prepared or "
-            f"asked by side jobs. See them with `shardyard status {run_dir.handle} --side`."
+            f"run {run_dir.run_id} has no training: the files in its folder are from side jobs. "
+            f"See them with `shardyard status {run_dir.handle} --side`."
         )
     live = ledger.live()
     if live:
@@ -388,6 +388,6 @@ def _ask(launched: LaunchedJob, *, sleep: Callable[[float], None]) -> JobStatus:
             if isinstance(error, RequestError | AccessError):
                 raise  # asking again cannot help
             if attempt == 0:
-                warn(f"{error} It is asked again.")
+                warn(f"{error} Trying again.")
             sleep(_LONGEST_POLL_S)
     return launched.status()

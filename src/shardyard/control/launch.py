@@ -1,12 +1,14 @@
 """Propose, check and submit a job: for a recipe, or for a run that continues."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from shardyard.config.load import Source
 from shardyard.config.model.hub_errors import HUB_PAGE
 from shardyard.config.resolved import RollbackTarget
+from shardyard.config.schema.recipe import Recipe
 from shardyard.control.hub_access import access_errors
 from shardyard.control.job import (
     LaunchedJob,
@@ -29,8 +31,8 @@ from shardyard.control.submission import (
     training_problems,
     unfit_reason,
 )
-from shardyard.errors import OutOfMemoryError, RequestError
-from shardyard.launchers.base import Launcher
+from shardyard.errors import OutOfMemoryError, Problem, RecipeError, RequestError
+from shardyard.launchers.base import ChecksAccess, Launcher
 from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
@@ -46,13 +48,10 @@ def proposal_of(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
-    request = Request.read(
-        words,
-        needs_weights=False,
-        only_looks=True,
-        sees=launcher.node_paths,
-        further=lambda recipe: training_problems(recipe, launcher),
-    )
+    with _with_rights(launcher, is_dry_run=is_dry_run) as further:
+        request = Request.read(
+            words, needs_weights=False, only_looks=True, sees=launcher.node_paths, further=further
+        )
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
@@ -62,6 +61,35 @@ def proposal_of(
     return replace(
         proposal, data=_of_data(proposal, [each for each in words if isinstance(each, str)])
     )
+
+
+@contextmanager
+def _with_rights(
+    launcher: Launcher, *, is_dry_run: bool
+) -> Iterator[Callable[[Recipe], list[Problem]]]:
+    """Report a missing context or right together with the recipe's other problems.
+
+    A right that is missing alone is left to the submission, whose error says that it is one of
+    access. A dry run looks at neither.
+
+    Yields:
+        The launcher's problems of a recipe.
+    """
+    seen: list[Recipe] = []
+
+    def further(recipe: Recipe) -> list[Problem]:
+        found = training_problems(recipe, launcher)
+        if not is_dry_run and isinstance(launcher, ChecksAccess):
+            seen.append(recipe)
+            found += launcher.context_problems(recipe)
+        return found
+
+    try:
+        yield further
+    except RecipeError as error:
+        if not seen or not isinstance(launcher, ChecksAccess):
+            raise
+        raise error.with_problems(launcher.rights_problems(seen[0])) from None
 
 
 def _of_data(proposal: Proposal, words: Sequence[str]) -> str:

@@ -58,6 +58,8 @@ class Prediction:
 
     plan: Plan
     """Memory, speed, price and failures, each number with its reason."""
+    recipe: Recipe
+    """The recipe that is planned, each `auto` settled as far as a plan needs it."""
     requested: Parallel
     """Axes as the recipe gives them; many may be open."""
     steps_reason: str
@@ -222,6 +224,7 @@ def predict(
     plan = base.plan
     return Prediction(
         plan=plan,
+        recipe=base.preview.recipe,
         requested=base.request.recipe.parallel,
         steps_reason=base.preview.steps_reason,
         workload=base.workload,

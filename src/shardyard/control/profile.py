@@ -57,13 +57,13 @@ def check_profilable(home: RunLocation, options: ProfileOptions) -> None:
         state = read_state(run_dir).state
     if state == "new":
         raise RequestError(
-            f"run {run_dir.run_id} has not begun, so there is nothing to profile. Start it with "
+            f"run {run_dir.run_id} has not begun, so it has no step to profile. Start it with "
             f"`shardyard resume {run_dir.handle}`."
         )
     if state != "running":
         raise RequestError(
             f"run {run_dir.run_id} does not train now ({state}), so no step of it can be profiled. "
-            f"{later} goes on with it and profiles from step N on, if it has steps left."
+            f"{later} continues it and profiles from step N on, if it has steps left."
         )
     world_size = _world_size(home)
     if world_size is not None:
@@ -105,8 +105,8 @@ def request_profile(
     except (ShardyardError, ValueError, IndexError) as error:
         raise ShardyardError(
             f"the nodes of job {launched.name} could not be asked for a profile: {error}. Their "
-            "image must hold this version of shardyard (`shardyard image build`). Nothing was "
-            "changed."
+            "image must hold this version of shardyard (`shardyard image build`). No profile was "
+            "requested."
         ) from error
     if "error" in answer:
         raise RequestError(str(answer["error"]))

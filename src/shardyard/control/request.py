@@ -227,8 +227,8 @@ class Request:
         """
         if is_generic(self.recipe):
             raise RequestError(
-                f"there is no plan: {self.model_dir} is a model of no family here: {LACKS}. Train "
-                f"a few steps and see the report.{self._chosen()}"
+                f"no plan is possible: {self.model_dir} is not a model of a known family: {LACKS}. "
+                f"Train a few steps and see the report.{self._chosen()}"
             )
         return require_shape(self.shape)
 

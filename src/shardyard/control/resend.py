@@ -44,7 +44,7 @@ def send_run(run: RunDir) -> None:
     found = send_now(run, _latest_attempt(run), recipe, environ, within_s=_WITHIN_S)
     missing = [sent.words() for sent in found if not sent.has_all]
     if missing:
-        raise LostError(f"{'; '.join(missing)} Mend that and say it again.")
+        raise LostError(f"{'; '.join(missing)} Fix that and run the command again.")
     info(f"{' and '.join(services)}: all of {run.run_id} is there")
 
 

@@ -81,7 +81,7 @@ def check_has_training(run_dir: RunDir) -> None:
     kind = ledger.side_jobs()[-1].details[SIDE_DETAIL].partition("-")[0]
     raise RequestError(
         f"run {run_dir.run_id} has no training to continue: its folder is that of a side job "
-        f"({kind}). Repeat `shardyard {kind} ... --on LAUNCHER` to go on with it, or start the "
+        f"({kind}). Repeat `shardyard {kind} ... --on LAUNCHER` to continue it, or start the "
         "training with `shardyard launch`."
     )
 
@@ -98,10 +98,10 @@ def check_same_run(run_dir: RunDir, requested: Path, recipe: Recipe) -> None:
     wrong = [setting for setting, is_kept in given.items() if not is_kept]
     if wrong:
         raise RequestError(
-            f"{', '.join(wrong)}: run {run_dir.run_id} goes on in its own folder, {run_dir.path}, "
-            "and a resume cannot give it another name or place. Leave that out. To have it "
-            "elsewhere, move the folder and give its new path for RUN; `shardyard train` begins "
-            "another run."
+            f"{', '.join(wrong)}: run {run_dir.run_id} continues in its own folder, "
+            f"{run_dir.path}, and a resume cannot give it another name or place. Leave that out. "
+            "To have it elsewhere, move the folder and give its new path for RUN; `shardyard "
+            "train` begins another run."
         )
 
 
@@ -191,7 +191,7 @@ def check_cost_limit(run_dir: RunDir, launch: Launch) -> None:
     usd = format_usd(spending.usd)
     raise RequestError(
         f"run {run_dir.run_id} has cost {usd}, and launch.max_usd={limit:g} is the most that it "
-        f"may cost, all its jobs together. Raise it above {usd} to go on: `shardyard resume "
+        f"may cost, all its jobs together. Raise it above {usd} to continue: `shardyard resume "
         f"{run_dir.handle} launch.max_usd=USD`."
     )
 
@@ -226,7 +226,7 @@ def go_back(run_dir: RunDir, back_to: RollbackTarget) -> list[int]:
         flush_folder(run_dir.checkpoints)
     except OSError as error:
         raise StorageError(
-            f"{error.filename} cannot be renamed: {error.strerror}. Nothing was trained. Check "
+            f"{error.filename} cannot be renamed: {error.strerror}. No step was trained. Check "
             "that the folder is yours and can be written."
         ) from error
     return newer

@@ -76,8 +76,8 @@ def _resize(
         return Scaled(job=job, status=status, words=words)
     launcher.resize(job.submission, nodes)
     words = (
-        f"{job_words(job)} was given {nodes} nodes; the run goes on from its newest durable "
-        f"checkpoint once they have met. `shardyard status {job.run_dir.handle}` shows them"
+        f"{job_words(job)} was given {nodes} nodes; the run continues from its newest durable "
+        f"checkpoint once they have joined. `shardyard status {job.run_dir.handle}` shows them"
     )
     return Scaled(job=job, status=status, words=words)
 
@@ -108,7 +108,7 @@ def _resubmit(
     try:
         ended = drain(job)
         if ended.state is JobState.SUCCEEDED:
-            outcome = f"{words} came to the end of the run before it drained: nothing was submitted"
+            outcome = f"{words} came to the end of the run before it drained: no job was submitted"
             return Scaled(job=job, status=ended, words=outcome)
         Lease(run_dir.lease).close()  # no process of this machine trains it either
         info(f"{words} is over ({ended.state.value}): submitting the run with {nodes} nodes")
@@ -117,7 +117,7 @@ def _resubmit(
         info(
             f"note: {words} was asked to end, and no other was submitted. Once `shardyard status "
             f"{run_dir.handle}` says that it is over, `shardyard resume {run_dir.handle} "
-            f"cluster.nodes={nodes}` goes on with {nodes} nodes."
+            f"cluster.nodes={nodes}` continues with {nodes} nodes."
         )
         raise
 
@@ -179,7 +179,6 @@ def check_node_range(launched: LaunchedJob, nodes: int) -> None:
 def check_not_ended(launched: LaunchedJob, nodes: int, status: JobStatus) -> None:
     if status.state.is_over:
         raise RequestError(
-            f"job {launched.id} is over ({status.state.value}), so there is nothing to scale. "
-            f"`shardyard resume {launched.run_dir.handle} cluster.nodes={nodes}` goes on with "
-            f"{nodes} nodes."
+            f"job {launched.id} is over ({status.state.value}), so it cannot be scaled. `shardyard "
+            f"resume {launched.run_dir.handle} cluster.nodes={nodes}` continues with {nodes} nodes."
         )

@@ -321,7 +321,8 @@ def _resolve_hold(
     if batch % devices:
         raise RequestError(
             f"--hold batch-per-device: a step of the smallest size has {batch:,} samples on "
-            f"{devices:,} devices, which is no whole number for each. Give optim.batch_per_device."
+            f"{devices:,} devices, which is not a whole number for each. Give "
+            "optim.batch_per_device."
         )
     return hold, batch // devices
 

@@ -187,8 +187,8 @@ def _read_before(study: Study) -> None:
         return
     except JsonFileError as error:
         raise RequestError(
-            f"{error} It says what the runs beside it are a study of. "
-            "Bring it back, or choose another run.id."
+            f"{error} The file describes the study of the runs next to it. Restore it, or choose "
+            "another run.id."
         ) from error
     check_same_study(study, before)
 
@@ -283,15 +283,15 @@ def _check_price(runs: Runs) -> None:
     if unknown:
         raise RequestError(
             f"--max-usd {limit:g}, but the price of {', '.join(unknown)} nodes is not known, so "
-            "that nothing could hold the study to it. Name the machines with cluster.instance, say "
-            "what they cost with cluster.usd_per_node_hour, or leave the limit out."
+            "the limit cannot be checked. Name the machines with cluster.instance, say what they "
+            "cost with cluster.usd_per_node_hour, or leave the limit out."
         )
     spent, predicted = runs.spent_usd(), runs.open_usd or 0.0
     if spent + predicted > limit:
         before = f"{format_usd(spent)} are spent and " if spent else ""
         raise RequestError(
             f"--max-usd {limit:g}: {before}the sizes that are left are predicted to cost "
-            f"{format_usd(predicted)}. Nothing was submitted. Ask for fewer sizes or steps, or "
+            f"{format_usd(predicted)}. No job was submitted. Ask for fewer sizes or steps, or "
             "raise the limit."
         )
 
@@ -321,8 +321,8 @@ def run_sizes(
                 _run_size(runs, size, print_line=print_line, sleep=sleep)
             except KeyboardInterrupt:
                 print_line(
-                    "following ended; the run goes on. The same command goes on with the study, "
-                    "and does no size again that is done"
+                    "following ended; the run continues. The same command continues the study, "
+                    "and skips sizes that are done"
                 )
                 raise
             except ShardyardError as error:
@@ -442,7 +442,7 @@ def _plan_line(size: Size) -> str:
     proposal = size.proposal
     if proposal is None or proposal.plan is None:
         why = "" if proposal is None else proposal.no_plan_reason
-        return f"nothing is predicted: {why}"
+        return f"no prediction: {why}"
     price = "" if not size.usd else f", about {format_usd(size.usd)}"
     return f"{proposal.plan.line().removeprefix('plan: ')}{price}"
 

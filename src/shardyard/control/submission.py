@@ -174,18 +174,17 @@ def refusals(proposal: Proposal) -> list[str]:
     if usd is None:
         found.append(
             f"launch.max_usd={limit:g}, but the price is not known: {_no_price_reason(proposal)}, "
-            "so "
-            "that nothing could hold the run to it. Name what is missing, or leave the limit out."
+            "so the limit cannot be checked. Name what is missing, or leave the limit out."
         )
     elif usd > limit:
         found.append(
-            f"the price is predicted to be {format_usd(usd)}, above launch.max_usd={limit:g}. "
-            "Nothing was submitted. Make the run shorter, compare machines with `shardyard plan "
+            f"the price is predicted to be {format_usd(usd)}, above launch.max_usd={limit:g}. No "
+            "job was submitted. Make the run shorter, compare machines with `shardyard plan "
             "--offers`, or raise the limit."
         )
     elif proposal.loses_price:
         found.append(
-            f"launch.max_usd={limit:g}, but the price stands in cluster.file, which the nodes of "
+            f"launch.max_usd={limit:g}, but the price is in cluster.file, which the nodes of "
             f"{proposal.launcher.name} do not see: the run would not stop there. Name an instance "
             "with cluster.instance, or leave the limit out."
         )
@@ -222,7 +221,7 @@ def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
         return lines if rate is None else [*lines, f"price: {format_usd(rate)} an hour"]
     lines += [proposal.data] if proposal.data else []
     if plan is None:
-        return [*lines, f"plan: nothing is predicted: {proposal.no_plan_reason}"]
+        return [*lines, f"plan: no prediction: {proposal.no_plan_reason}"]
     lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]
     usd, rate = proposal.most_usd, plan.price.usd_per_hour
     if proposal.launcher.capabilities.is_this_machine and rate is None:
@@ -313,8 +312,8 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
         has_jobs = not is_blank and _has_jobs(ledger)
         if not is_blank and any(entry not in before for entry in ledger.live()):
             info(
-                f"note: what was created before this stands in {ledger.path}; "
-                f"`shardyard teardown {run_dir.handle}` removes it"
+                f"note: what was created before this is listed in {ledger.path}; `shardyard "
+                f"teardown {run_dir.handle}` removes it"
             )
         elif is_new and not has_jobs:
             with suppress(OSError):

@@ -71,8 +71,8 @@ def _read_answer(output: str, module: str, exit_code: int) -> dict[str, Any]:
         answer = parse_json(lines[-1])
     except (IndexError, ValueError) as error:
         raise ShardyardError(
-            f"`python -m {module}` ended with {_ending(exit_code)} and gave no answer. What it "
-            "said last stands above; run the same command again to go on where it stopped."
+            f"`python -m {module}` ended with {_ending(exit_code)} and gave no answer. Its last "
+            "lines are above; run the same command again to continue where it stopped."
         ) from error
     if "error" in answer:
         raise error_of(answer.get("exit_code"), answer["error"], page=str(answer.get("page", "")))

@@ -46,7 +46,7 @@ _RECOMPUTE = {
     "full": "of each block its input is kept, and the rest is made again in the backward pass",
 }
 _OFFLOAD = {
-    "none": "nothing waits in host memory",
+    "none": "no data waits in host memory",
     "activations": "activations wait in host memory for the backward pass",
     "optimizer": "the optimizer's averages wait in host memory for the update",
     "params": "weights, gradients and averages wait in host memory until they are needed",

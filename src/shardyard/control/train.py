@@ -101,7 +101,7 @@ def _levers(record: RunRecord, step_time_s: float) -> Sequence[Lever]:
 
 
 def _warn(reason: str) -> None:
-    warn(f"there is no report: {reason}")
+    warn(f"no report was written: {reason}")
 
 
 @contextmanager
@@ -331,6 +331,6 @@ def _check_writable(runs_dir: Path) -> None:
         return
     why = "cannot be written" if nearest.is_dir() else "is a file, not a folder"
     raise StorageError(
-        f"run.dir={str(runs_dir)!r}: {nearest} {why}. Every run gets a folder there. Mend that, or "
+        f"run.dir={str(runs_dir)!r}: {nearest} {why}. Every run gets a folder there. Fix that, or "
         "choose another with run.dir."
     )

@@ -109,7 +109,8 @@ def _write_h5(
     if seq_len == "auto":
         if shape is None:
             raise RequestError(
-                "data.seq_len=auto: nobody knows the context of a model of your own."
+                "data.seq_len=auto: the context of your own model is unknown. Give data.seq_len a "
+                "number."
             )
         seq_len, _ = seq_len_of(shape)
     data = recipe.data.model_copy(update={"seq_len": seq_len})
@@ -133,7 +134,7 @@ def _read_recipe(path: Path) -> "Recipe":
         return Recipe.model_validate(read_json_object(path))
     except (OSError, ValueError, ValidationError) as error:
         raise RequestError(
-            f"{path} is no recipe in JSON ({error}). Let `shardyard prepare` write it."
+            f"{path} is not a recipe in JSON ({error}). Let `shardyard prepare` write it."
         ) from error
 
 

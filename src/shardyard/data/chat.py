@@ -129,8 +129,9 @@ class ChatTokens:
         for token, sign in signs.items():
             if copy.token_to_id(sign) != self._tokenizer.token_to_id(token):
                 raise DataError(
-                    f"{self._name}: its token {token!r} cannot be told from the same words in a "
-                    "dialogue. Take the dialogues that spell special tokens out of the data."
+                    f"{self._name}: its token {token!r} cannot be distinguished from the same "
+                    "words in a dialogue. Take the dialogues that spell special tokens out of the "
+                    "data."
                 )
         return copy
 
@@ -353,8 +354,8 @@ class Dialogue:
         """
         if RESERVED.search(section.text):
             raise SourceError(
-                f"{section.location}: a character above U+0FFFFF, of those that stand for nothing "
-                "and are used here to tell texts apart. Take the row out."
+                f"{section.location}: a character above U+0FFFFF, which is private use; Shardyard "
+                "uses these to separate texts. Take the row out."
             )
         dialogue = parse_json(section.text)
         messages = [

@@ -62,7 +62,7 @@ class ChatTemplate:
             raise RequestError(
                 f"data.format=chat: {name} has no chat template: neither {TEMPLATE}, nor a "
                 f"chat_template in {_CONFIG}. Set data.chat_template to a known one, such as "
-                f"chatml, or write one as {TEMPLATE} into a folder beside tokenizer.json and "
+                f"chatml, or write one as {TEMPLATE} into a folder next to tokenizer.json and "
                 f"{_CONFIG}, and name that folder with data.tokenizer."
             )
         self.source = "\n".join(sources.values())
@@ -77,8 +77,8 @@ class ChatTemplate:
             raise self._unbounded(error) from error
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise RequestError(
-                f"data.format=chat: the chat template of {name} is no template that Jinja can read "
-                f"({error}). Fetch it again, or mend it."
+                f"data.format=chat: the chat template of {name} is not a template that Jinja can "
+                f"read ({error}). Fetch it again, or fix it."
             ) from error
         self._named = _named_tokens(files)
 
@@ -121,7 +121,7 @@ class ChatTemplate:
                 raise RenderError(str(error)) from error
             raise RequestError(
                 f"data.format=chat: the chat template of {self._name} writes {lacking[0]}, and no "
-                f"such token is named there. Set {lacking[0]} in {_CONFIG} beside the template to "
+                f"such token is named there. Set {lacking[0]} in {_CONFIG} next to the template to "
                 "one of the tokenizer's special tokens, or choose another template with "
                 "data.chat_template."
             ) from error

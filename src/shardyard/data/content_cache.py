@@ -95,8 +95,8 @@ def _sha256(file: SourceFile) -> str:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise DataError(
-            f"{file.path} cannot be read any more: {error.strerror}. Prepare again once nothing "
-            "writes there."
+            f"{file.path} cannot be read any more: {error.strerror}. Prepare again when no other "
+            "process writes there."
         ) from error
 
 

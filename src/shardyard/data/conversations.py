@@ -70,8 +70,8 @@ def dialogue_text(row: Any, location: object) -> str:
         raise SourceError(f"{location}: {error}") from error
     except (TypeError, ValueError) as error:
         raise SourceError(
-            f"{location}: the dialogue holds what JSON cannot say ({error}). Write texts, numbers, "
-            "lists and objects alone."
+            f"{location}: the dialogue holds a value that JSON cannot express ({error}). Use only "
+            "texts, numbers, lists and objects."
         ) from error
     check_surrogates(text, location, "the dialogue")
     return text
@@ -170,7 +170,7 @@ def _system(row: Row) -> Messages:
 
 def _text(row: Row, key: str) -> str:
     if not isinstance(row[key], str):
-        raise _RowError(f"{key!r} holds {kind_of(row[key])}, not a string. Mend the row.")
+        raise _RowError(f"{key!r} holds {kind_of(row[key])}, not a string. Fix the row.")
     text: str = row[key]
     return text
 
@@ -179,7 +179,7 @@ def _list_of_objects(row: Row, key: str) -> Messages:
     value = row[key]
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         found = "a JSON list" if isinstance(value, list) else kind_of(value)
-        raise _RowError(f"{key!r} holds {found}, not a list of objects. Mend the row.")
+        raise _RowError(f"{key!r} holds {found}, not a list of objects. Fix the row.")
     return value
 
 
@@ -192,11 +192,11 @@ def _checked(message: dict[str, Any]) -> dict[str, Any]:
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
     role = kept.get("role")
     if role not in ROLES:
-        raise _RowError(f"a message's role is {_quoted(role)}, not {', '.join(ROLES)}. Mend it.")
+        raise _RowError(f"a message's role is {_quoted(role)}, not {', '.join(ROLES)}. Fix it.")
     if kept.get("weight", 1) not in (0, 1) or ("weight" in kept and role != "assistant"):
         raise _RowError(
             f"a message of {role} has weight {_quoted(kept['weight'])}: an answer's weight is 0 "
-            "(not learnt) or 1, and nothing else has one. Mend it."
+            "(not learnt) or 1; other messages have none. Fix it."
         )
     if "tool_calls" in kept:
         kept["tool_calls"] = [_checked_call(call) for call in _list_of_objects(kept, "tool_calls")]
@@ -216,8 +216,8 @@ def _joined(content: Any) -> str:
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise _RowError(
-            f"the content of a message is {kind_of(content)} with what is no text. Dialogues are "
-            "learnt as text alone: mend it, or take the row out."
+            f"the content of a message is {kind_of(content)} with a part that is not text. "
+            "Dialogues are learnt only as text: fix it, or take the row out."
         )
     return "".join(text for text in texts if text is not None)
 
@@ -226,14 +226,14 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
     """A tool call; its arguments as an object, which templates expect, where OpenAI has text."""
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _RowError("a tool call names no function. Mend it, or take the row out.")
+        raise _RowError("a tool call names no function. Fix it, or take the row out.")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             parsed = parse_json(arguments)
         except (ValueError, RecursionError) as error:
             raise _RowError(
-                f"the arguments of a tool call are not JSON ({error}). Mend them."
+                f"the arguments of a tool call are not JSON ({error}). Fix them."
             ) from error
         function = {**function, "arguments": parsed}
     return {**call, "function": function} if "function" in call else function

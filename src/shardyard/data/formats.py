@@ -207,7 +207,7 @@ def remedy_of(name: str, data_format: str = "by_suffix") -> str:
     suffix = PurePath(name).suffix.lower()
     only = DATA_FORMATS[data_format].only
     if only is not None:
-        return f"data.format={data_format} takes {', '.join(FORMATS[only].suffixes)} alone"
+        return f"data.format={data_format} takes only {', '.join(FORMATS[only].suffixes)}"
     if DATA_FORMATS[data_format].whole_row is not None and suffix not in _OTHERS:
         return f"data.format={data_format} takes rows, such as those of a .jsonl file"
     return _OTHERS.get(suffix, "if it is plain text, set data.format=text")

@@ -438,7 +438,7 @@ def _build(
     if find_corpus(recipe).files != tuple(files):
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
-            "mix old and new text. Prepare again once nothing writes there."
+            "mix old and new text. Prepare again when no other process writes there."
         )
     columns = imported(_encoder_of(data)).columns
     _commit(folder, records, request, _entropy(tasks), columns, readers_of(files))

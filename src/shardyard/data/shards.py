@@ -171,7 +171,7 @@ class TokenShards:
             try:
                 self._documents[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError) as error:
-                raise damaged(path, f"it is no array of numbers ({error})") from error
+                raise damaged(path, f"it is not an array of numbers ({error})") from error
         return self._documents[shard]
 
 
@@ -190,7 +190,7 @@ def read_manifest(folder: Path, formats: Sequence[int | str] = OF_TEXT) -> dict[
     except FileNotFoundError as error:
         raise DataError(
             f"{folder} holds no prepared data set: {MANIFEST}, which is written last, is missing. "
-            "Run `shardyard prepare` with the same recipe; it goes on where it was stopped."
+            "Run `shardyard prepare` with the same recipe; it continues where it was stopped."
         ) from error
     except JsonFileError as error:
         raise damaged(path, f"it {error.reason}") from error

@@ -60,7 +60,7 @@ class TextEncoder:
             self._tokenizer, vocabulary = _parse_tokenizer(files[_MAIN_FILE])
         except Exception as error:  # the Rust library raises plain Exception
             raise DataError(
-                f"{name}: {_MAIN_FILE} is no tokenizer that the tokenizers library can read "
+                f"{name}: {_MAIN_FILE} is not a tokenizer that the tokenizers library can read "
                 f"({error}). Fetch or save it again."
             ) from error
         self.vocab_size = max(vocabulary.values()) + 1
@@ -148,8 +148,8 @@ def choose_bos(
         return TOKENIZER_KINDS[kind].begin
     if tokenizer is None:
         raise RequestError(
-            "data.bos=true, but a tokenizer that is trained here has no token to begin with: the "
-            f"{END_OF_TEXT} of the document before stands there. Leave data.bos out, or name a "
+            "data.bos=true, but a tokenizer that is trained here has no token to begin with: a "
+            f"document follows the {END_OF_TEXT} of the one before. Leave data.bos out, or name a "
             "tokenizer that has one with data.tokenizer."
         )
     encoder = TextEncoder(tokenizer, name=name)
@@ -183,8 +183,8 @@ def _end_token(files: TokenizerFiles, vocabulary: dict[str, int], name: str) -> 
             return token
     raise RequestError(
         f"data.tokenizer: {name} has no end-of-text token: {_CONFIG_FILE} names no eos_token and "
-        f"its vocabulary has none of {', '.join(_USUAL_END_TOKENS)}. Documents could not be told "
-        "apart. Add eos_token to its tokenizer_config.json, or set data.tokenizer=train."
+        f"its vocabulary has none of {', '.join(_USUAL_END_TOKENS)}. Documents could not be "
+        "separated. Add eos_token to its tokenizer_config.json, or set data.tokenizer=train."
     )
 
 
@@ -291,7 +291,7 @@ def _from_vocabulary(path: Path) -> TokenizerFiles:
         return from_vocabulary(files[path.name], config, name=str(path))
     except ValueError as error:
         raise RequestError(
-            f"data.tokenizer: {error}. Without a {_MAIN_FILE} beside it, {_VOCABULARY} has to be "
+            f"data.tokenizer: {error}. Without a {_MAIN_FILE} next to it, {_VOCABULARY} has to be "
             f"BERT's. Save the tokenizer once with transformers to get {_MAIN_FILE}, or set "
             "data.tokenizer=train."
         ) from error

@@ -193,7 +193,7 @@ class _SplitBuilder:
             if wide.shape != (len(ids),) or (narrow != wide).any():
                 raise DataError(
                     f"column {name!r} has {len(wide)} numbers for {len(ids)} tokens, or one that "
-                    f"{kind.dtype} does not hold: the encoder of this data.format is wrong. Mend "
+                    f"{kind.dtype} does not hold: the encoder of this data.format is wrong. Fix "
                     "it, or use another data.format."
                 )
             self._columns[name].append(narrow)

@@ -235,8 +235,7 @@ def cpu_limit_finding(limit_cores: float, *, processes: int) -> Finding:
         return Finding(name="processor limit", verdict="ok", what=what)
     return Finding(
         name="processor limit", verdict="warning",
-        what=f"{what}; all stand still for the rest of each tenth of a second in which they have "
-        "used it up",
+        what=f"{what}; each tenth of a second, all pause once they have used it up",
         mend="Raise it to a core a process at least, or take it away: resources.limits.cpu in "
         "Kubernetes, --cpus of a container, cpu.max of a control group.",
     )  # fmt: skip
@@ -291,7 +290,7 @@ def check_address(hostname: str) -> Finding:
         return Finding(
             name="address", verdict="warning",
             what=f"the name {hostname!r} of this machine resolves to no address",
-            mend=f"Several nodes need it: add `ADDRESS {hostname}` to /etc/hosts, or mend DNS.",
+            mend=f"Several nodes need it: add `ADDRESS {hostname}` to /etc/hosts, or fix DNS.",
         )  # fmt: skip
     with socket.socket() as listener:
         listener.bind(("", 0))

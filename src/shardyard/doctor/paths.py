@@ -63,7 +63,7 @@ def _mounts(mounts: Iterable[str]) -> Iterator[Finding]:
             yield Finding(
                 name="launch.volumes", verdict="problem",
                 what=f"{mount}: no volume is mounted there on {os.uname().nodename}",
-                mend="Mend launch.volumes (on Slurm launch.slurm.container_mounts).",
+                mend="Fix launch.volumes (on Slurm launch.slurm.container_mounts).",
             )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _opened(setting: str, location: str, paths: Iterable[Path]) -> Finding:
             return _unreadable(setting, location, f"{path}: {why}")
         count += not path.is_dir()
     if not count:
-        return _unreadable(setting, location, "there is no file in it")
+        return _unreadable(setting, location, "it has no file in it")
     most = " or more" if count >= _MOST_FILES else ""
     what = f"{location}: {count}{most} file{'s' * (count > 1)} can be read"
     return Finding(name=setting, verdict="ok", what=what)
@@ -180,7 +180,7 @@ def _unreadable_reason(path: Path) -> str | None:
                 file.read(1)
         return content_error(path, is_text=path.suffix not in _NEVER_EMPTY)
     except FileNotFoundError:
-        return broken_link_error(path) or "nothing is there"
+        return broken_link_error(path) or "it does not exist"
     except NotADirectoryError:
         return "it leads through a file"
     except PermissionError:
@@ -195,7 +195,7 @@ def _writing(setting: str, folder: Path) -> Finding:
     where = f"{folder}" if there == folder else f"{folder} (to be made in {there})"
     if not there.is_dir():
         return Finding(
-            name=setting, verdict="problem", what=f"{setting}={folder}: {there} is no folder",
+            name=setting, verdict="problem", what=f"{setting}={folder}: {there} is not a folder",
             mend=f"Choose another place with {setting}, or move the file away.",
         )  # fmt: skip
     first, second = (there / f".shardyard-{secrets.token_hex(8)}" for _ in range(2))
@@ -231,7 +231,7 @@ def _unwritable(setting: str, where: str, existing: Path, error: OSError) -> Fin
         )
         mend = f"chown it to {os.geteuid()}:{os.getegid()}, or open it to one of the groups."
     else:
-        why, mend = f"it cannot be written: {error.strerror}", f"Mend it, or change {setting}."
+        why, mend = f"it cannot be written: {error.strerror}", f"Fix it, or change {setting}."
     return Finding(name=setting, verdict="problem", what=f"{setting}={where}: {why}", mend=mend)
 
 

@@ -186,8 +186,10 @@ def disk_finding(folder: Path, space: CheckpointSpace, *, bytes_per_s: float) ->
     if seconds > 600:
         return Finding(
             name="run folder", verdict="warning", what=what,
-            mend="Training goes on while it is written, but so much is lost with a machine. Use "
-            "faster storage.",
+            mend=(
+                "Training continues while it is written, but that much is lost with a machine. "
+                "Use faster storage."
+            ),
         )  # fmt: skip
     return Finding(name="run folder", verdict="ok", what=what)
 

@@ -138,7 +138,7 @@ class Commands:
         self._wait(is_over)
         if not is_over():
             self.abort_reason = (
-                f"nothing happened for {self.workspace.patience_s:g} s: the drill ended the run"
+                f"no progress for {self.workspace.patience_s:g} s: the drill ended the run"
             )
 
     def wait_for_step(self, step: int, is_over: Callable[[], bool], state: CaseState) -> bool:

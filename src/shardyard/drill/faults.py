@@ -74,9 +74,9 @@ class Fault:
         if drilled.nodes > self.max_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
         if drilled.steps < self.min_steps:
-            return f"it is told after some 8 s; --steps {self.min_steps} leaves room"
+            return f"it is detected after about 8 s; --steps {self.min_steps} leaves room"
         if self.needs_spare_node and drilled.min_nodes >= drilled.nodes:
-            return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
+            return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it continue"
         if self.needs_replicas and (why := _no_comparison_reason(drilled)):
             return why
         if self.own_disk and (why := no_namespaces_reason()):
@@ -94,7 +94,7 @@ class Fault:
 def _no_comparison_reason(drilled: DrillRecipe) -> str:
     """Why ranks cannot tell whose weight is wrong; empty: they can."""
     if not drilled.checks_bits:
-        return "nothing looks for it; elastic.check_bits_every=5 does, every five steps"
+        return "it is not looked for; elastic.check_bits_every=5 does so, every five steps"
     if drilled.replicas is not None and drilled.replicas < _FEWEST_REPLICAS:
         return (
             f"the ranks that hold a weight alike are {drilled.replicas}, and it takes "
@@ -123,7 +123,7 @@ FAULTS: dict[str, Fault] = {
         strike=injectors.kill_rank,
     ),
     "sigterm": Fault(
-        what="the run is asked to stop",
+        what="a stop of the run is requested",
         method="SIGTERM to the command line, or to the supervisor of several nodes",
         acts_on="run",
         named=ExpectedReport(kinds=("draining",), words="SIGTERM"),
@@ -188,8 +188,10 @@ FAULTS: dict[str, Fault] = {
     ),
     "pulses": Fault(
         what="a rank is stopped now and then, for less than a hang",
-        method=f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) "
-        f"and let go for {injectors.LET_GO_S:g} s (SIGCONT), until it is told",
+        method=(
+            f"from an early step on, in turn stopped for {injectors.STOPPED_S:g} s (SIGSTOP) and "
+            f"continued for {injectors.LET_GO_S:g} s (SIGCONT), until it is reported"
+        ),
         is_early=True,
         acts_on="rank",
         named=ExpectedReport(
@@ -265,7 +267,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "bad-node": Fault(
         what="a node's ranks die at each start",
-        method="SIGKILL to a rank of it, at each start, until the others go on without it",
+        method="SIGKILL to a rank of it, at each start, until the others continue without it",
         acts_on="node",
         named=ExpectedReport(kinds=("node_left_out",), words="losses in a row", who="node"),
         strike=injectors.break_node,
@@ -275,7 +277,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "joining-node": Fault(
         what="a node joins while the others train",
-        method="one is killed, and started again once the others go on without it",
+        method="one is killed, and started again once the others continue without it",
         acts_on="node",
         named=ExpectedReport(kinds=("resized",), words="world_size"),
         strike=injectors.replace_node,
@@ -286,7 +288,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "network-cut": Fault(
         what="a node is cut off from the others",
-        method="none of its packets arrives, until its agent has ended or the others go on",
+        method="none of its packets arrives, until its agent has ended or the others continue",
         acts_on="node",
         named=ExpectedReport(kinds=("node_lost",), words="", who="node"),
         strike=injectors.cut_network,

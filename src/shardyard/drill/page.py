@@ -31,7 +31,7 @@ def render_drill(drill: Drill) -> str:
     ]
     footer = (
         f"Written from <code>{esc(drill.result_file)}</code> by <code>shardyard drill</code>. "
-        "Times are those of a machine that ran nothing else only if it did."
+        "Times are comparable only if the machine was otherwise idle."
     )
     return render_page("Drill", "\n".join(filter(None, parts)), footer=footer)
 
@@ -45,7 +45,7 @@ def _header(drill: Drill) -> str:
         ("noticed", f"{sum(c.result.is_noticed for c in due)} of {len(due)}", "by the run itself"),
         ("cause right", f"{sum(c.result.is_cause_right for c in due)} of {len(due)}",
          "the fault and its target named"),
-        ("bit-equal", f"{equal} of {cases}", "losses, samples, weights beside the twin"),
+        ("bit-equal", f"{equal} of {cases}", "losses, samples, weights against the twin"),
         ("recovered", f"{sum(c.result.has_recovered for c in drill.cases)} of {cases}",
          "came to the end of the run"),
     ]  # fmt: skip
@@ -154,7 +154,7 @@ def _failures(drill: Drill) -> str:
     cells = [
         (f"<code>{esc(_name(case))}</code>", esc(f"{case.observations.node}"),
          esc(f"{case.observations.rank}"),
-         esc("; ".join(case.result.problems)), esc(case.result.said or "nothing was said"))
+         esc("; ".join(case.result.problems)), esc(case.result.said or "no output"))
         for case in bad
     ]  # fmt: skip
     table = render_table(["case", "#node", "#rank", "what is wrong", ""], cells)

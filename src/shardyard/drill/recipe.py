@@ -52,7 +52,7 @@ def read_drill_recipe(words: Sequence[str], *, steps: int) -> DrillRecipe:
     if recipe.phases:
         raise RequestError(
             "phases: a drill runs one short piece of training and compares it step by step; a run "
-            "of several phases is none. Drill a recipe of one of them."
+            "of several phases cannot be drilled. Drill a recipe of one of them."
         )
     save_every = max(1, steps // _SAVES)
     fewest = recipe.elastic.min_nodes
@@ -82,7 +82,7 @@ def _check_local(recipe: Recipe) -> None:
     if found:
         raise RequestError(
             f"{', '.join(found)}: the recipe is one for a cluster, and a drill kills and stops "
-            "processes, which it does on this machine alone. Take these settings out, and let "
+            "processes, which it does only on this machine. Take these settings out, and let "
             "cluster.nodes and cluster.devices be what this machine can run (CPU processes with "
             "cluster.device=cpu)."
         )

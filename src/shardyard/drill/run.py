@@ -188,7 +188,7 @@ def select_faults(requested: str | None, drilled: DrillRecipe, *, repeat: int) -
                 f"Use {instead}. Developers have it in `python -m benchmarks.timed_kills`."
             )
         raise RequestError(
-            f"--faults: there is no fault {wrong[0]!r}. There are {', '.join(FAULTS)}."
+            f"--faults: unknown fault {wrong[0]!r}. Use some of {', '.join(FAULTS)}."
         )
     impossible = {name: why for name in names if (why := FAULTS[name].impossible_reason(drilled))}
     names = [name for name in dict.fromkeys(names) if name not in impossible]
@@ -220,13 +220,13 @@ def run_drill(
         ShardyardError: The undisturbed run did not finish, so there is no reference.
     """
     make_folder(workspace.runs)
-    info("twin: the run that nothing disturbs")
+    info("twin: the undisturbed run")
     twin = run_reference(drilled, workspace)
     if not twin.has_finished:
         words = twin.ends[-1].last_words if twin.ends else twin.given_up
         raise ShardyardError(
-            "the undisturbed run did not finish, so there is nothing to compare others with. Make "
-            f"`shardyard train` of this recipe work first. Its last words: {words}"
+            "the undisturbed run did not finish, so others cannot be compared with it. Make "
+            f"`shardyard train` of this recipe work first. Its last lines: {words}"
         )
     world = next(iter(twin.worlds.values()))
     ready = next(event for event in twin.events if event["kind"] == "model_ready")

@@ -44,7 +44,7 @@ def is_in_namespaces() -> bool:
 def no_namespaces_reason() -> str:
     """Return why this machine denies such namespaces to this user; empty if it allows them."""
     if sys.platform != "linux":
-        return "there are namespaces on Linux alone"
+        return "namespaces exist only on Linux"
     if os.geteuid() == 0 or is_in_namespaces():
         return ""
     return next((why for file, refusal, why in _REFUSALS if _holds(Path(file), refusal)), "")

@@ -86,7 +86,7 @@ def evaluate(
         problems.append("not noticed")
     elif is_struck and not is_right:
         problems.append(
-            "another cause was named" if fault.named else "a loss was told, and none was"
+            "another cause was named" if fault.named else "a loss was reported, but none happened"
         )
     if not observations.has_finished:
         problems.append(observations.given_up or "the run did not come to its end")
@@ -149,7 +149,7 @@ def compare(
         where = f"from position {wrong[0]} on" if wrong else "more than the twin's"
         return "different", f"samples {where}"
     if not observations.digests or observations.last_checkpoint != reference.last_checkpoint:
-        return "not proven", "there is no last checkpoint to compare"
+        return "not proven", "no last checkpoint to compare"
     if observations.digests == reference.digests:
         return "equal", "losses, samples, weights and states of the optimizer"
     if observations.bits is None:

@@ -229,7 +229,7 @@ def _parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument("--node-rank", type=int, default=0, help="0 serves the meeting place")
     parser.add_argument("--own-host", metavar="HOST", help="this node, as the others reach it")
     parser.add_argument(
-        "--store-moves", action="store_true", help="go on where the node that serves it is lost"
+        "--store-moves", action="store_true", help="continue where the node that serves it is lost"
     )
     parent = parser.add_mutually_exclusive_group()
     parent.add_argument(

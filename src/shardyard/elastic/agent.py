@@ -160,8 +160,8 @@ class NodeAttempt:
             text = (
                 f"node {self.node_rank} lost the others, or fewer than elastic.min_nodes came "
                 f"({str(error).splitlines()[0]}). Without the store of node "
-                f"{self._store_failover.location.node_rank} no node can go on. "
-                "Look at the agents' logs of the other nodes."
+                f"{self._store_failover.location.node_rank} no node can continue. Look at the "
+                "agents' logs of the other nodes."
             )
             self._answer = AttemptResult("failed", LostNodeError.exit_code, self._resume_hint(text))
             if self._agent is not None and not isinstance(error, RendezvousTimeoutError):
@@ -282,7 +282,7 @@ class NodeAttempt:
         if end is not None:
             return _result_of_others(end, "was left out")
         if self.drain.is_requested:
-            text = "stopped after this node was left out: the others go on without it"
+            text = "stopped after this node was left out: the others continue without it"
             return AttemptResult("drained", self.drain.exit_code, text)
         text = "the others are gone without a word, and this node was left out before"
         return AttemptResult("failed", LostNodeError.exit_code, self._resume_hint(text))
@@ -443,9 +443,9 @@ class NodeAttempt:
     def _folder_lost_result(self) -> AttemptResult:
         text = (
             f"{self.run.path} is not there any more: it was removed, renamed or unmounted while "
-            "the run trained. Nothing could be saved, so all processes of the run were ended. "
-            f"Bring it back; then `shardyard resume {self.run.handle}` goes on from the newest "
-            "checkpoint in it."
+            "the run trained. No checkpoint could be saved, so all processes of the run were "
+            f"ended. Bring it back; then `shardyard resume {self.run.handle}` continues from the "
+            "newest checkpoint in it."
         )
         return AttemptResult("failed", StorageError.exit_code, text)
 
@@ -476,7 +476,7 @@ class NodeAttempt:
     def _resume_hint(self, text: str) -> str:
         newest = latest_checkpoint_name(self.run)
         durable = f"{newest} is durable" if newest else "no checkpoint is durable yet"
-        where = "goes on from there" if newest else "begins again at step 0"
+        where = "continues from there" if newest else "begins again at step 0"
         end = f". {durable[0].upper()}{durable[1:]}" if text.endswith(".") else f"; {durable}"
         text = text.removesuffix(".")
         return f"{text}{end}. `shardyard resume {self.run.handle}` {where}."

@@ -93,7 +93,7 @@ def read_faults(environment: Mapping[str, str], *, rank: int = 0, generation: in
     asked = [_FAULT.fullmatch(part) for part in text.split(",")]
     if not all(asked):
         raise RequestError(
-            f"{VARIABLE}={text!r} is no list of faults for a drill. It reads gradient@STEP and "
+            f"{VARIABLE}={text!r} is not a list of faults for a drill. It reads gradient@STEP and "
             f"weight@STEP, and {', '.join(_ON_A_RANK)} as {_ON_A_RANK[0]}@STEP:RANK, joined by "
             "commas. Unset it for a real run."
         )

@@ -204,7 +204,7 @@ class RestartPolicy:
         words = f"; the last {row} losses began on {node}"
         if why := self.keep_reason(node, remaining):
             return f"{words}, which would have been left out, but {why}"
-        return f"{words}: go on without it"
+        return f"{words}: continue without it"
 
 
 def was_excluded(run: RunDir, attempt: int, node: Node) -> bool:

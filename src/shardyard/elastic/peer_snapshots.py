@@ -271,7 +271,7 @@ class SnapshotServer:
         moment, rank, world_size = wire.read_get_request(link)
         held = self._snapshots.find(moment, rank, world_size)
         if held is None:
-            wire.reply(link, f"there is no snapshot of rank {rank} and step {moment.step} here")
+            wire.reply(link, f"this node has no snapshot of rank {rank} and step {moment.step}")
             return
         wire.reply(link)
         wire.send_slot(link, held.memory, held.head)

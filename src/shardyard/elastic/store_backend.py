@@ -20,8 +20,8 @@ _NOTHING = "nothing"
 """A store waits for a missing value, so there is always one."""
 
 _FOREIGN = (
-    "a program that is no node of this run changed what the agents keep at their port; it is not "
-    "used and is replaced. Let only the nodes of the run reach that port (docs/network.md)."
+    "a program that is not a node of this run changed what the agents keep at their port; it is "
+    "not used and is replaced. Let only the nodes of the run reach that port (docs/network.md)."
 )
 
 log = logging.getLogger(__name__)

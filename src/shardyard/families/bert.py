@@ -77,7 +77,7 @@ def _unsupported(config: Mapping[str, Any]) -> Mapping[str, bool]:
         f"type_vocab_size={config['type_vocab_size']}: only {TOKEN_TYPES} kinds of tokens are "
         "built": config["type_vocab_size"] != TOKEN_TYPES,
         f"position_embedding_type={kind!r}: only absolute ones are built": kind != "absolute",
-        "is_decoder=true: a BERT that sees earlier tokens alone is not built": (
+        "is_decoder=true: a BERT that sees only earlier tokens is not supported": (
             bool(config.get("is_decoder"))
         ),
         "tie_word_embeddings=false: BERT's head is its table of tokens here": (

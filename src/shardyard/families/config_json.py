@@ -141,8 +141,8 @@ def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
     visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")
     if not (_is_size(experts) and _is_size(visits) and experts >= visits):
         raise RequestError(
-            f"{source}: num_experts={experts!r} and num_experts_per_tok={visits!r} are no numbers "
-            "of experts and of those that a token visits. Fetch or save config.json again."
+            f"{source}: num_experts={experts!r} and num_experts_per_tok={visits!r} are not numbers "
+            "of experts, and of experts per token. Fetch or save config.json again."
         )
     sizes = {"num_experts": experts, "num_experts_per_tok": visits}
     return sizes if width is None else {**sizes, "moe_intermediate_size": width}
@@ -268,16 +268,16 @@ def _other_dropout(config: Mapping[str, Any], form: ConfigJson) -> list[str]:
     keys = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
     found = [
         f"{key}={config[key]}: dropout of attention weights is not built, as it would depend on "
-        "the layout. Set it to 0, or say with model.dropout what is dropped instead: 0 for "
-        "nothing, or a share of what embedding, attention and MLP return"
+        "the layout. Set it to 0, or say with model.dropout what is dropped instead: 0 for no "
+        "dropout, or a share of what embedding, attention and MLP return"
         for key in keys
         if config.get(key)
     ]
     first = config.get("embd_pdrop")
     if first is not None and form.dropout is not None and first != config[form.dropout]:
         found.append(
-            f"embd_pdrop={first} beside {form.dropout}={config[form.dropout]}: one share is "
-            "dropped everywhere. Say with model.dropout which"
+            f"embd_pdrop={first} but {form.dropout}={config[form.dropout]}: Shardyard drops one "
+            "share everywhere. Say with model.dropout which"
         )
     return found
 

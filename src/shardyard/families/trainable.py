@@ -35,12 +35,14 @@ def frozen_pattern_errors(
             continue
         near = difflib.get_close_matches(pattern, _modules(names, pattern), n=1, cutoff=0.0)
         text = f"={pattern!r} names no module or parameter of the model. A name begins at the top "
-        text += "of the model, and * stands for one step of it."
+        text += "of the model, and * matches one step of it."
         found.append(Problem(SETTING, f"{text} Did you mean {near[0]}?" if near else text))
     if patterns and all(
         any(is_frozen(name, patterns) for name in all_names) for all_names in parameters.values()
     ):
-        text = f"={', '.join(patterns)} freezes all of the model, so nothing would be trained. "
+        text = (
+            f"={', '.join(patterns)} freezes all of the model, so no parameter would be trained. "
+        )
         found.append(Problem(SETTING, f"{text}Leave out what shall learn."))
     return found
 

@@ -229,7 +229,7 @@ def _of_block(machine: Instance) -> Rate:
     if usd is not None:
         return Rate(usd_per_hour=usd, source=_BLOCK_SOURCE)
     why = (
-        f"no price of a capacity block of {machine.name} is in the table; AWS told it when the "
+        f"the table has no price of a capacity block of {machine.name}; AWS showed it when the "
         "block was bought: give cluster.usd_per_node_hour"
     )
     return Rate(usd_per_hour=None, source=why)

@@ -89,7 +89,7 @@ class _Form:
             if key not in keys:
                 near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
                 hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(keys)}."
-                self.add_error(key, f"there is no such key. {hint}")
+                self.add_error(key, f"unknown key. {hint}")
 
     def add_error(self, key: str, text: str) -> None:
         self.errors.append(Problem(f"{self.prefix}{key}", text))
@@ -98,7 +98,7 @@ class _Form:
         value = self.tree.get(key)
         if value is None or isinstance(value, str):
             return value
-        self.add_error(key, f"={value} is no text. Put it in quotes.")
+        self.add_error(key, f"={value} is not text. Put it in quotes.")
         return None
 
     def number(self, key: str, *, needed: bool = False) -> float | None:
@@ -106,10 +106,10 @@ class _Form:
         value = self.tree.get(key)
         if value is None:
             if needed:
-                self.add_error(key, "is missing, and nothing else says it. Give a number.")
+                self.add_error(key, "is missing. Give a number.")
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.add_error(key, f"={value} is no number. Write digits without a unit.")
+            self.add_error(key, f"={value} is not a number. Write digits without a unit.")
         elif not math.isfinite(value) or value < 0:
             self.add_error(key, f"={value} cannot be. Give a number of 0 or more.")
         else:
@@ -119,7 +119,9 @@ class _Form:
     def above_zero(self, key: str, *, needed: bool = False) -> float | None:
         value = self.number(key, needed=needed)
         if value == 0:
-            self.add_error(key, "=0 cannot be: nothing would ever arrive. Give a number above 0.")
+            self.add_error(
+                key, "=0 is not possible, as no data would arrive. Give a number above 0."
+            )
             return None
         return value
 

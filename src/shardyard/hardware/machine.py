@@ -60,14 +60,13 @@ def probe(program: Sequence[str] = _PROGRAM) -> Machine:
         lines = error.stderr.strip().splitlines() or ["no output"]
         raise _failed(f"failed with exit code {error.returncode}: {lines[-1]}") from error
     except (ValueError, TypeError, IndexError) as error:
-        raise _failed("gave an answer that is no description of devices") from error
+        raise _failed("did not answer with a description of devices") from error
 
 
 def _failed(what: str) -> RequestError:
     return RequestError(
-        f"the look at this machine's devices {what}. Nothing can be trained before torch and the "
-        f"device driver work. See for yourself with `{sys.executable} -m "
-        "shardyard.parallel.device`."
+        f"the probe of this machine's devices {what}. Training needs a working torch and device "
+        f"driver. Try it yourself: `{sys.executable} -m shardyard.parallel.device`."
     )
 
 

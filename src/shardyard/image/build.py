@@ -86,7 +86,7 @@ def _default_tag(base: str) -> str:
 def _name(text: str, option: str) -> str:
     if not is_image(text):
         raise RequestError(
-            f"{option} {text!r} is no name of an image. Write registry/name:tag in lower case, "
+            f"{option} {text!r} is not a name of an image. Write registry/name:tag in lower case, "
             "such as 123456789012.dkr.ecr.us-east-1.amazonaws.com/shardyard:1."
         )
     return text

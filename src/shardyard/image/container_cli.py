@@ -43,7 +43,7 @@ class ContainerCli:
         Raises:
             ShardyardError: The tool failed.
         """
-        hint = "Its own last lines say at which step. Mend that and build again."
+        hint = "Its last lines say at which step. Fix that and build again."
         self._run(self.build_command(context, tag, options), hint=hint)
 
     def push(self, local: str, remote: str) -> str | None:

@@ -129,8 +129,8 @@ def parse_base(text: str) -> Base:
     if word in ("gaudi", "dlc") and is_image(image):
         return Base(kind="gaudi" if word == "gaudi" else "dlc", image=image)
     raise RequestError(
-        f"--base {text!r} is no base. Use cpu, cuda-efa, cuda126-efa (V100), gaudi, gaudi:IMAGE, "
-        "dlc:IMAGE or an EC2 type, where IMAGE is a name such as "
+        f"--base {text!r} is not a base. Use cpu, cuda-efa, cuda126-efa (V100), gaudi, "
+        "gaudi:IMAGE, dlc:IMAGE or an EC2 type, where IMAGE is a name such as "
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:TAG."
     )
 

@@ -127,7 +127,7 @@ def _in_ecr(image: str, registry: Registry) -> Finding:
     except ShardyardError as error:
         return Finding(name="image", verdict="warning", what=f"cannot be asked: {error}")
     if size_bytes is None:
-        return _missing(f"there is no {image}")
+        return _missing(f"{image} does not exist")
     what = f"{image} is there, {format_bytes(size_bytes)} compressed"
     return Finding(name="image", verdict="ok", what=what)
 

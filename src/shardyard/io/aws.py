@@ -15,6 +15,8 @@ from shardyard.errors import (
     ShardyardError,
 )
 
+_PAGE = "launch-aws-batch#iam-permissions"
+
 INSTALL_HINT = (
     "AWS is reached through boto3, which is not installed. Install it: pip install 'shardyard[aws]'"
 )
@@ -118,8 +120,8 @@ def translate_aws_errors(action: str, region: str) -> Iterator[None]:
         raise _translate_botocore_error(error, where) from error
     except ResponseParserError as error:  # a proxy's page
         raise UncertainError(
-            f"{where}: the answer is none of AWS's. Something between you and AWS gave it: look at "
-            f"your proxy and AWS_ENDPOINT_URL. {_LOOK}"
+            f"{where}: this answer is not from AWS, but from something between you and AWS: look "
+            f"at your proxy and AWS_ENDPOINT_URL. {_LOOK}"
         ) from error
 
 
@@ -149,10 +151,10 @@ def _translate_botocore_error(error: Exception, where: str) -> ShardyardError:
     names = {kind.__name__ for kind in type(error).__mro__}
     where = f"{where}: {_sentence(error)}"
     if names & _CREDENTIAL_ERRORS:
-        return AccessError(f"{where} {_LOG_IN}")
+        return AccessError(f"{where} {_LOG_IN}", page=_PAGE)
     if names & _NOT_CONNECTED:
         return CapacityError(
-            f"{where} Nothing was sent. Check the name of the region, your network and "
+            f"{where} No request was sent. Check the name of the region, your network and "
             "AWS_ENDPOINT_URL, then ask again."
         )
     if names & _ANSWER_LOST:
@@ -175,16 +177,16 @@ def _translate_client_error(error: Any, where: str) -> ShardyardError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     where = f"{where}: {said} ({code})."
     if code in _CREDENTIAL_CODES:
-        return AccessError(f"{where} AWS does not accept your credentials. {_LOG_IN}")
+        return AccessError(f"{where} AWS does not accept your credentials. {_LOG_IN}", page=_PAGE)
     if code in _ACCESS_CODES or status == 403:
         return AccessError(
             f"{where} Your credentials are valid but lack the right to {error.operation_name}. "
-            "docs/launch-aws-batch.md has the policy that is needed; have it added to your role."
+            "docs/launch-aws-batch.md has the policy that is needed; have it added to your role.",
+            page=_PAGE,
         )
     if code in THROTTLING_CODES or status == 429:
         return CapacityError(
-            f"{where} AWS was asked too often and refused several times in a row. Wait a minute, "
-            "then ask again."
+            f"{where} AWS throttled several requests in a row. Wait a minute, then ask again."
         )
     if code in _SERVER_CODES or status >= 500:
         return UncertainError(f"{where} AWS itself failed (health.aws.amazon.com). {_LOOK}")
@@ -276,8 +278,8 @@ def _describe_s3_error(
     meta = answer.get("ResponseMetadata", {})
     if code == "NoSuchBucket":
         return RequestError(
-            f"{where}: there is no bucket {bucket!r}. Correct the name, or create it: aws s3 "
-            f"mb s3://{bucket}"
+            f"{where}: bucket {bucket!r} does not exist. Correct the name, or create it: aws s3 mb "
+            f"s3://{bucket}"
         )
     if code in _ELSEWHERE:
         region = meta.get("HTTPHeaders", {}).get("x-amz-bucket-region")
@@ -290,7 +292,8 @@ def _describe_s3_error(
         return AccessError(
             f"{where}: {answer.get('Error', {}).get('Message', code)} ({code}). Your credentials "
             f"are valid but lack a right. Needed are {rights}. On the nodes they are those of the "
-            "job's role."
+            "job's role.",
+            page=_PAGE,
         )
     if meta.get("HTTPStatusCode", 0) >= 500:
         return LostError(f"{where}: S3 itself failed ({code}). In a minute, {retry_hint}.")

@@ -115,9 +115,9 @@ def parse_digest(entry: Any) -> FileDigest:
     """
     size, sha256 = entry["bytes"], entry["sha256"]
     if type(size) is not int or size < 0:
-        raise ValueError(f"{size!r} is no number of bytes")
+        raise ValueError(f"{size!r} is not a number of bytes")
     if not isinstance(sha256, str) or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
-        raise ValueError(f"{sha256!r} is no SHA-256")
+        raise ValueError(f"{sha256!r} is not a SHA-256")
     return FileDigest(size, sha256)
 
 
@@ -128,9 +128,9 @@ def validate_name(name: Any) -> str:
         ValueError: It is absolute, leads out, or holds what no file name should.
     """
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{name!r} is no file name")
+        raise ValueError(f"{name!r} is not a file name")
     if name != str(PurePosixPath(name)) or name.startswith("/") or "\\" in name:
-        raise ValueError(f"{name!r} is no plain path below a folder")
+        raise ValueError(f"{name!r} is not a plain path below a folder")
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise ValueError(f"{name!r} leads out of the folder")
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
@@ -253,8 +253,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise ValueError("is not a safetensors file: it begins with no length of a header")
         if length > size - 8:
             raise ValueError(
-                f"is cut off or damaged: its header alone needs {length + 8:,} bytes, and it has "
-                f"{size:,}"
+                f"is cut off or damaged: its header needs {length + 8:,} bytes, and it has {size:,}"
             )
         text = file.read(length)
     try:

@@ -435,7 +435,7 @@ def read_user_file(path: Path, *, limit_bytes: int, within_s: float = 10.0) -> b
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
                 raise StorageError(
-                    f"{path} is a named pipe, and nothing came from it in {within_s:g} s."
+                    f"{path} is a named pipe, and no data came from it in {within_s:g} s."
                 )
             block = os.read(descriptor, 65536)
             if not block:

@@ -137,8 +137,9 @@ def _run(program: click.Command, arguments: Sequence[str] | None, obj: Any) -> i
             _show_traceback()
         where = f" ({error.filename})" if error.filename else ""
         echo_err(
-            f"error: {error.strerror or error}{where}. The operating system refused to read or "
-            "write. Check that the place exists, is yours and has room; --debug shows where it was."
+            f"error: {error.strerror or error}{where}. The operating system could not read or "
+            "write. Check that the place exists, is yours and has room; --debug shows where it "
+            "was."
         )
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost line

@@ -128,7 +128,7 @@ def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
         ) from error
     if count > MOST_VALUES:
         raise RequestError(
-            f"{source} stands for more than {MOST_VALUES:,} values, by its length or by aliases "
+            f"{source} expands to more than {MOST_VALUES:,} values, by its length or by aliases "
             "(*name) of aliases. Write fewer."
         )
     return content

@@ -19,7 +19,7 @@ from shardyard.config.resolved import RollbackTarget
 from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Recipe
 from shardyard.doctor.finding import Finding
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import Problem, RequestError, ShardyardError
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.io.files import parse_json
 from shardyard.io.polling import poll_until
@@ -120,7 +120,7 @@ class SideJob:
         if kind in SIDE_KINDS and isinstance(arguments, dict):
             return SideJob(kind=kind, arguments=arguments)
         raise RequestError(
-            f"--side {text[:100]!r} is no side job that this version of Shardyard knows: "
+            f"--side {text[:100]!r} is not a side job of this version of Shardyard: "
             f"{', '.join(SIDE_KINDS)}. The command line writes it; if both are not of one version, "
             "let the nodes' image or Python have that of the command line."
         )
@@ -371,8 +371,8 @@ def read_node_assignment(word: str, environ: Mapping[str, str]) -> NodeAssignmen
         read = load_object(None, ours)
     if read is None:
         raise RequestError(
-            f"--place {word} is no place that can be read from the environment. "
-            f"Use one of {', '.join((*NODE_ASSIGNMENT_READERS, EXPLICIT))}."
+            f"--place {word} is not a place that can be read from the environment. Use one of "
+            f"{', '.join((*NODE_ASSIGNMENT_READERS, EXPLICIT))}."
         )
     assignment: NodeAssignment = read(Variables(word, environ))
     return assignment
@@ -388,7 +388,7 @@ def _launcher_error(kind: Any, name: str) -> str:
     if missing:
         return f"has no {', '.join(missing)} (shardyard.launchers.base.Launcher)"
     if not isinstance(launcher.capabilities, Capabilities):
-        return "has capabilities that are no shardyard.launchers.base.Capabilities"
+        return "has capabilities that are not shardyard.launchers.base.Capabilities"
     other = "" if launcher.name == name else launcher.name
     return other and f"calls itself {other!r}: the ledger would not find it again"
 
@@ -427,6 +427,17 @@ class HasChecks(Protocol):
 
 Answer = JobStatus | ShardyardError
 """Answer on one of many jobs: its status, or why there is none."""
+
+
+@runtime_checkable
+class ChecksAccess(Protocol):
+    """A launcher that finds out before a submission whether this user can reach its scheduler."""
+
+    def context_problems(self, recipe: Recipe) -> list[Problem]:
+        """Return what this machine lacks to reach it; asks no service."""
+
+    def rights_problems(self, recipe: Recipe) -> list[Problem]:
+        """Return the rights that this user lacks; empty where the scheduler gives no answer."""
 
 
 @runtime_checkable

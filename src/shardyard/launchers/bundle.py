@@ -128,7 +128,7 @@ def read_archive(path: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES)
     try:
         # Opening a named pipe would block until a writer comes.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError("it is no plain file")
+            raise OSError("it is not a plain file")
         with gzip.open(path) as file:
             # One byte beyond the limit tells that there is more: a small file may hold gigabytes.
             archive = file.read(limit_bytes + 1)
@@ -184,7 +184,7 @@ def _members(path: Path, *, digest: str, limit_bytes: int) -> dict[str, tuple[by
         for member in tar.getmembers():
             if not member.isfile() or not _is_inside(member.name):
                 raise DataError(
-                    f"bundle {path} holds {member.name!r}, which is no plain file inside the "
+                    f"bundle {path} holds {member.name!r}, which is not a plain file inside the "
                     f"folder. It was not made by shardyard; do not use it. {_AGAIN}"
                 )
             content = tar.extractfile(member)

@@ -132,7 +132,9 @@ def _files_of_entry(entry: str, start: Path) -> dict[str, Path]:
         base = start if place.is_relative_to(start) else place.parent
         # A named pipe or a device would block the read.
         if not place.is_dir() and not place.is_file():
-            raise RequestError(f"launch.code: {entry!r} lists {place}, which is no file or folder.")
+            raise RequestError(
+                f"launch.code: {entry!r} lists {place}, which is neither a file nor a folder."
+            )
         for file in _files_of(place):
             name = file.relative_to(base)
             if not _NEVER & set(name.parts):
@@ -140,8 +142,8 @@ def _files_of_entry(entry: str, start: Path) -> dict[str, Path]:
                 files[name.as_posix()] = file
     if not places:
         raise RequestError(
-            f"launch.code: {entry!r} matches nothing in {start}. Give folders, files or globs "
-            "of the code that the run needs."
+            f"launch.code: {entry!r} matches no file in {start}. Give folders, files or globs of "
+            "the code that the run needs."
         )
     return files
 

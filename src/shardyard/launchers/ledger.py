@@ -211,8 +211,8 @@ class Ledger:
             if not isinstance(line.get("t"), float | int):
                 raise StorageError(
                     f"{self.path} has a line of {line['kind']} {line['name']} that does not say "
-                    "when (t), so what it cost cannot be told. Nobody here writes such a line: "
-                    "bring the file back from a copy."
+                    "when (t), so its cost is unknown. Shardyard never writes such a line: "
+                    "restore the file from a copy."
                 )
         return [(float(line["t"]), line["action"], _entry(line)) for line in lines]
 
@@ -269,11 +269,10 @@ class Ledger:
             why_not = why_not or _line_error(line, self.path.parent)
             if why_not:
                 raise StorageError(
-                    f"{self.path} line {number} is no line of a ledger: {why_not}. No launcher "
-                    "writes that, so the file was changed by something else. What a ledger names "
-                    "is asked about and ended, and may cost money, so nothing is guessed from the "
-                    "rest. Mend or remove that line, and look with the scheduler's own tools for "
-                    "what it may have named."
+                    f"{self.path} line {number} is not a line of a ledger: {why_not}. Another "
+                    "program changed the file. It names objects that cost money and that "
+                    "Shardyard ends, so Shardyard does not guess. Fix or remove that line, and "
+                    "look with the scheduler's own tools for the object that it named."
                 )
             lines.append(line)
         # With notes alone, the torn line may have been the first one that named an object.
@@ -302,14 +301,14 @@ class Ledger:
             return None
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
-                raise OSError(0, "it is no file")
+                raise OSError(0, "it is not a file")
             return self.path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise StorageError(
-                f"{self.path} cannot be read: {error.strerror}. It says what was created "
-                "elsewhere, which may be there still and cost money. Bring the file back, from a "
-                "copy or with its permissions. Where there is none, look with the scheduler's own "
-                "tools for what it may have named, and then remove what stands in its place."
+                f"{self.path} cannot be read: {error.strerror}. It lists what was created "
+                "elsewhere, which may still exist and cost money. Restore the file from a copy, "
+                "or its permissions. Without a copy, look with the scheduler's own tools for the "
+                "run's objects, and then remove what is at this path."
             ) from error
 
     def _write(self, action: str, entry: LedgerEntry, **more: str) -> None:
@@ -332,8 +331,8 @@ class Ledger:
                 flush_folder(self.path.parent)
         except OSError as error:
             raise StorageError(
-                f"{self.path} cannot be written: {error.strerror}. Nothing is created outside that "
-                "is not written down first. Check that the run folder is yours and has room."
+                f"{self.path} cannot be written: {error.strerror}. Each object must be listed here "
+                "before it is created. Check that the run folder is yours and has room."
             ) from error
 
 
@@ -341,10 +340,10 @@ def _damaged_message(path: Path, condition: str) -> str:
     """Return the message on a ledger without names, though something was submitted."""
     return (
         f"{path} is {condition}, as a power cut leaves a file. It named what was created for this "
-        "run, "
-        "which may still run and cost money. Bring the file back from a copy. Without a copy, look "
-        "for the run's jobs with the scheduler's own tools (or `shardyard runs --strays --on "
-        f"LAUNCHER`), end them, then write it anew: {_NEW_LEDGER} > {shlex.quote(str(path))}"
+        "run, which may still run and cost money. Bring the file back from a copy. Without a "
+        "copy, look for the run's jobs with the scheduler's own tools (or `shardyard runs "
+        f"--strays --on LAUNCHER`), end them, then write a new one: {_NEW_LEDGER} > "
+        f"{shlex.quote(str(path))}"
     )
 
 
@@ -361,7 +360,7 @@ def _parse(text: str) -> tuple[Any, str]:
     except ValueError as error:
         if isinstance(error, json.JSONDecodeError) and _is_json_prefix(text, error):
             return None, ""
-        return None, f"it is no JSON object ({error})"
+        return None, f"it is not a JSON object ({error})"
 
 
 def _is_truncated(line: str) -> bool:
@@ -387,7 +386,7 @@ def _entry(line: dict[str, Any]) -> LedgerEntry:
 def _line_error(line: Any, folder: Path) -> str:
     """Return why a line must not be used; empty: it is as a launcher writes it."""
     if not isinstance(line, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     wrong = _type_error(line) or _text_error(line)
     if wrong:
         return wrong
@@ -406,17 +405,17 @@ def _line_error(line: Any, folder: Path) -> str:
 def _type_error(line: dict[str, Any]) -> str:
     for key in ("action", "kind", "name", "launcher"):
         if not isinstance(line.get(key), str):
-            return f"{key}={line.get(key)!r} is no text"
+            return f"{key}={line.get(key)!r} is not text"
     if line["action"] not in _ACTIONS:
-        return f"action={line['action']!r} is none"
+        return f"action={line['action']!r} is unknown"
     if not isinstance(line.get("id"), str | None):
-        return f"id={line['id']!r} is no text"
+        return f"id={line['id']!r} is not text"
     details = line.get("details") or {}
     if not isinstance(details, dict):
-        return f"details={details!r} is no object"
+        return f"details={details!r} is not an object"
     for key, value in details.items():
         if not isinstance(value, str):
-            return f"details.{key}={value!r} is no text"
+            return f"details.{key}={value!r} is not text"
     return ""
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from shardyard.errors import AccessError
 from shardyard.rundir.layout import RunDir
 
+_PAGE = "run-folder#write-permissions"
+
 _STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submissions/*",
              "side", "side/*")  # fmt: skip
 """Files of a run that a verb submits, believes, or writes into; globs."""
@@ -46,9 +48,10 @@ def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
     if writable:
         mend.append(f"Take that right away: chmod go-w {shlex.join(map(str, writable))}")
     raise AccessError(
-        f"{'; '.join(reasons)}; you are {_user(os.geteuid())}. Whoever writes there decides what "
-        f"this command starts or ends in your name. {' '.join(mend)}\nOr say --trust-folder if you "
-        "trust all of them: it is still asked whether what would be ended is the run's."
+        f"{'; '.join(reasons)}; you are {_user(os.geteuid())}. Users who can write there decide "
+        f"what this command starts or ends in your name. {' '.join(mend)}\nOr say --trust-folder "
+        "if you trust all of them; Shardyard still checks that what it ends belongs to the run.",
+        page=_PAGE,
     )
 
 
@@ -69,9 +72,10 @@ def check_writable(run_dir: RunDir) -> None:
         return
     owner, folder = _user(shut[0].stat().st_uid), shlex.quote(str(run_dir.path))
     raise AccessError(
-        f"{shut[0]} belongs to {owner}, and you, {_user(os.geteuid())}, may not write there. A "
-        f"run goes on in its own folder. Run this as {owner}; or go on with a copy of your own: "
-        f"cp -r {folder} FOLDER, then `shardyard resume FOLDER`."
+        f"{shut[0]} belongs to {owner}, and you, {_user(os.geteuid())}, may not write there. A run "
+        f"continues in its own folder. Run this as {owner}; or continue with a copy of your own: "
+        f"cp -r {folder} FOLDER, then `shardyard resume FOLDER`.",
+        page=_PAGE,
     )
 
 

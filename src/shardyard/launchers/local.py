@@ -215,8 +215,8 @@ class LocalLauncher:
         count = JobFile.read(folder).nodes
         if node is not None and not 0 <= node < count:
             raise RequestError(
-                f"there is no node {node} in job {job.name}. It has {count}, counted from 0. "
-                f"Use 0 to {count - 1}."
+                f"job {job.name} has no node {node}. It has {count}, counted from 0. Use 0 to "
+                f"{count - 1}."
             )
         ranks = range(count) if node is None else [node]
         files = {f"node {rank}": folder / f"node-{rank}.log" for rank in ranks}
@@ -261,7 +261,7 @@ def _warnings(request: LaunchRequest) -> tuple[str, ...]:
     if not given:
         return ()
     names = ", ".join(f"launch.side.{name}" for name in sorted(given))
-    return (f"{names}: nothing holds a side job to it on local, which has the whole machine.",)
+    return (f"{names}: not used for side jobs on local, which has the whole machine.",)
 
 
 def _script(job: JobFile, recipe_text: str) -> str:

@@ -73,8 +73,8 @@ class Variables:
         # int() also takes signs, blanks and underscores, which no scheduler writes.
         if not value.isdecimal():
             raise RequestError(
-                f"the variable {name}={value!r} is no number. --place {self._word} reads this "
-                "node's place from it. Whatever started this command must set it as the scheduler "
-                "does."
+                f"the variable {name}={value!r} is not a number. --place {self._word} reads this "
+                "node's place from it. The program that started this command must set it as the "
+                "scheduler does."
             )
         return int(value)

@@ -20,6 +20,8 @@ from shardyard.config.schema.launch import Launch
 from shardyard.config.secrets import HIDDEN, Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, Problem, RecipeError, RequestError, ShardyardError
 
+_PAGE = "secrets#sources"
+
 _TOKEN = re.compile(r"(TOKEN|KEY|KEY_ID)$")
 """Names of secrets that are sent in headers."""
 
@@ -77,7 +79,7 @@ def loose_files(secrets: Mapping[str, str]) -> list[str]:
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             found.append(
                 f"secrets.{name}: {path} has mode {mode:04o}, so that other users can reach it. "
-                f"Make it yours alone: chmod 600 {shlex.quote(str(path))}"
+                f"Keep it to yourself: chmod 600 {shlex.quote(str(path))}"
             )
     return found
 
@@ -203,7 +205,7 @@ def _read(name: str, path: Path) -> str:
         value = without_margins(path.read_text(encoding="utf-8"))
     except PermissionError as error:
         raise AccessError(
-            f"{where} may not be read by this user. Make it yours and mode 0600."
+            f"{where} may not be read by this user. Make it yours and mode 0600.", page=_PAGE
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -212,7 +214,7 @@ def _read(name: str, path: Path) -> str:
             "node; put it there, or on a file system that all nodes share."
         ) from error
     if not value or "\0" in value:
-        raise RequestError(f"{where} is empty or binary. It must hold the secret alone, as text.")
+        raise RequestError(f"{where} is empty or binary. It must hold only the secret, as text.")
     return _sendable(where, name, value)
 
 

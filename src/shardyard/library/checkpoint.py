@@ -137,8 +137,8 @@ class Saves:
             if isinstance(save, Abandoned):
                 raise NotFiniteError(
                     f"{self._folder / step_name(save.step)} was not saved: {save.reason}. Training "
-                    "could not go on from it. Earlier checkpoints are intact: load the newest one, "
-                    "and skip an update whose gradient norm is not finite."
+                    "could not continue from it. Earlier checkpoints are intact: load the newest "
+                    "one, and skip an update whose gradient norm is not finite."
                 )
 
     def finish(self) -> None:

@@ -147,8 +147,8 @@ class _RemoteExpert(nn.Module):
         except AttributeError:
             call = self.__dict__["forward"]
             raise AttributeError(
-                f"{call.name} is on rank {call.owner}, and has no {name} here: ep deals experts "
-                "over ranks. A model may call its experts, and nothing else of them."
+                f"{call.name} is on rank {call.owner}, and has no {name} here: ep spreads experts "
+                "over ranks. A model may only call its experts."
             ) from None
 
 

@@ -87,7 +87,7 @@ def check_custom_script(
         found.append(Problem("parallel.ep", text))
     if layout.tp > 1 and not plan:
         text = (
-            f"={layout.tp} but there is no plan of what it splits. Give plan=, for instance "
+            f"={layout.tp} but no plan says what it splits. Give plan=, for instance "
             '{"layers.*.up": "columns", "layers.*.down": "rows"}.'
         )
         found.append(Problem("parallel.tp", text))
@@ -199,7 +199,7 @@ class JoinedForward:
                 found = f"a tensor of {tuple(leaf.shape)}"
             raise RequestError(
                 f"the model returns {found} for {total} samples of its ranks. Each gets those of "
-                "its own: return single numbers, or tensors with the samples first, alone or in "
+                "its own: return single numbers, or tensors with the samples first, also in "
                 "tuples, lists and dicts (of transformers' models: use_cache=False)."
             )
         if leaf.dim():

@@ -90,7 +90,7 @@ def _optimizer_errors(model: nn.Module, optimizer: Optimizer) -> Iterator[Proble
     params = {id(param) for param in model.parameters()}
     for name, value in vars(optimizer).items():
         if name not in ("param_groups", "state", "defaults") and _holds(value, params):
-            yield Problem(kind, f"keeps parameters in {name}, and would go on stepping those.")
+            yield Problem(kind, f"keeps parameters in {name}, and would continue to step those.")
 
 
 def _holds(value: Any, params: set[int]) -> bool:

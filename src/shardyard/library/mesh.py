@@ -52,8 +52,8 @@ def build_mesh(
         )
     except RecipeError as error:
         alone = (
-            "This process was started alone. Start several of them: "
-            "torchrun --nproc-per-node N your_script.py"
+            "This process was started by itself. Start several of them: torchrun --nproc-per-node "
+            "N your_script.py"
         )
         hint = alone if world_size == 1 else ""
         raise RecipeError(error.problems, "build_mesh()", hint=hint) from None

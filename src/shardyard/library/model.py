@@ -80,7 +80,7 @@ def _axis_errors(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
             found.append(Problem(f"parallel.{axis}", f"{text}."))
     if mesh.layout.tp > 1 and not plan:
         text = (
-            f"={mesh.layout.tp} but there is no plan of what it splits. Give plan=, for instance "
+            f"={mesh.layout.tp} but no plan says what it splits. Give plan=, for instance "
             '{"layers.*.up": "columns", "layers.*.down": "rows"}.'
         )
         found.append(Problem("parallel.tp", text))
@@ -204,7 +204,7 @@ def listed(optimizer: Optimizers) -> Sequence[Optimizer]:
     for each in found:
         if not isinstance(each, Optimizer):
             raise RequestError(
-                f"{type(each).__name__} is no torch.optim.Optimizer. Give one, or several in a "
+                f"{type(each).__name__} is not a torch.optim.Optimizer. Give one, or several in a "
                 "list; a scheduler is made of each."
             )
     return found

@@ -92,7 +92,7 @@ def generate_together(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 def _reject_generate(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise RequestError(
-        "generate() of a model that pp cuts into stages: its logits are on the last stage alone. "
+        "generate() of a model that pp cuts into stages: its logits are only on the last stage. "
         "Call shardyard.export(model, folder), and generate by a model of one process from there."
     )
 
@@ -107,11 +107,11 @@ def check_splittable(model: nn.Module) -> None:
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     if not isinstance(model, PreTrainedModel) or not is_family(model_type):
         raise RequestError(
-            f"wrap() splits transformers' models of known families by tp, cp, ep and pp "
-            f"({', '.join(FAMILIES)}), and {name} is none. Give degrees of the data axes alone "
-            "(SHARDYARD_PARALLEL=dp_shard=N); or say what tp splits, "
-            'wrap(..., plan={"layers.*.up": "columns", "layers.*.down": "rows"}), or which experts '
-            'ep deals out, wrap(..., experts="layers.*.experts").'
+            "wrap() splits transformers' models of known families by tp, cp, ep and pp "
+            f"({', '.join(FAMILIES)}), and {name} is not one of them. Give only degrees of the "
+            "data axes (SHARDYARD_PARALLEL=dp_shard=N); or say what tp splits, wrap(..., "
+            'plan={"layers.*.up": "columns", "layers.*.down": "rows"}), or which '
+            'experts ep deals out, wrap(..., experts="layers.*.experts").'
         )
     supported_shape(model)
     other = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
@@ -269,7 +269,7 @@ class ScriptModel:
                 "makes forward and backward passes in turn. Write loss = "
                 "shardyard.forward_backward(model, batch) in place of loss = model(**batch).loss "
                 "and loss.backward(). In torch.no_grad() model(**batch).loss is the loss; logits "
-                "are on the last stage alone."
+                "are only on the last stage."
             )
         micro_batch = self._micro_batch(self._group.join(batch, device=self._device))
         loss_sum = self._computation.loss_sum(micro_batch)

@@ -111,8 +111,8 @@ def steps(
         first, states = loaded.step, loaded.values.get("others", [])
         if len(states) != len(others):
             raise RequestError(
-                f"the checkpoint in {folder} has the state of {len(states)} objects beside model "
-                f"and optimizer, and steps() was given {len(others)}. Give those that it was "
+                f"the checkpoint in {folder} has the state of {len(states)} objects in addition to "
+                f"model and optimizer, but steps() was given {len(others)}. Give those that it was "
                 "written with, in their order, or another folder."
             )
         for other, state in zip(others, states, strict=True):
@@ -162,7 +162,7 @@ def _continue_generators(loaded: Loaded, parts: Sharded) -> None:
         why = why if saved else "It holds no state of random number generators"
         warn(
             f"{loaded.path}: {why}. Weights, optimizer and step continue exactly; dropout and "
-            "whatever else is random draws other numbers than an unbroken run."
+            "other random parts draw other numbers than an unbroken run."
         )
 
 
@@ -176,7 +176,7 @@ def _report(
     lines = []
     was = loaded.values.get("total", total)
     if loaded.step >= total:
-        lines.append(f"Nothing is left to train of steps({total}, ...).")
+        lines.append(f"No step is left to train of steps({total}, ...).")
     elif was != total:
         lines.append(
             f"Its run was to end at step {was}; this one ends at {total}, as steps() says."

@@ -97,9 +97,7 @@ def forward_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
             f"{type(model).__name__} has not been through. After parallelize() call accumulate()."
         )
     if "labels" not in batch:
-        raise RequestError(
-            f"forward_backward() was given {', '.join(batch)}: without labels there is no loss."
-        )
+        raise RequestError(f"forward_backward() was given {', '.join(batch)}: a loss needs labels.")
     if isinstance(model.forward, ScriptModel) and parts.mesh.layout.pp > 1:
         return model.forward.through_pipeline(batch, parts.params)
     loss: Tensor = model(**batch).loss
@@ -121,7 +119,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     trained = [param for param in parts.params.values() if param.requires_grad]
     if trained and all(param.grad is None for param in trained):
         raise RequestError(
-            "there are no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
+            "no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
             "optimizer.zero_grad() after the optimizer's step."
         )
     total = square_sum(parts.params, tied_across_stages=parts.reader.tied_across_stages)
@@ -142,22 +140,23 @@ def _ready(
             "shardyard.fill_weights(model, folder) or load_checkpoint() first."
         )
     if not batches:
-        raise RequestError("there are no batches. A step takes one or more of them on every rank.")
+        raise RequestError("no batches. A step takes one or more of them on every rank.")
     computation, read = parts.reader.read(batches, loss)
     is_frozen = not any(param.requires_grad for param in parts.params.values())
     facts = parts.agree((len(batches), parts.mesh.data_rank, _digest(batches), is_frozen))
     if trains and all(frozen for *_, frozen in facts):
         raise RequestError(
             f"every parameter of this {type(model).__name__} is frozen (requires_grad is False), "
-            "so there is nothing to train. Leave what shall be trained as it is, or use evaluate()."
+            "so no parameter can be trained. Leave what you want to train as it is, or use "
+            "evaluate()."
         )
     numbers = [number for number, *_ in facts]
     if len(set(numbers)) > 1:
         rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
         raise RequestError(
             f"rank {rank} has {numbers[rank]} micro-batches and rank 0 has {numbers[0]}. Ranks "
-            "meet in every one, so the others would wait for ever. Give equally many; one without "
-            "anything to predict (all labels -100) counts for nothing."
+            "meet in every one, so the others would wait for ever. Give equally many; one with "
+            "all labels -100 counts as zero tokens."
         )
     if (
         len({(data_rank, digest) for _, data_rank, digest, _ in facts})
@@ -225,8 +224,8 @@ class ExactMean:
             )
         if getattr(model.config, "output_router_logits", False):
             raise RequestError(
-                'gradients="exact" with output_router_logits=True: the loss then holds a part that '
-                "is no mean over labels. Set it to False."
+                'gradients="exact" with output_router_logits=True: the loss then holds a part '
+                "that is not a mean over labels. Set it to False."
             )
         self._params = params
         self._count = torch.zeros((), dtype=torch.float64, device=device)

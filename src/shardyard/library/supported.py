@@ -276,14 +276,14 @@ class SupportedModel:
             raise RequestError(f"a batch has {found}. All must be (samples, tokens), alike.")
         if self._seq_len is not None and shape[1] != self._seq_len:
             raise RequestError(
-                f"a batch has samples of {shape[1]} tokens; parallelize() was told seq_len="
-                f"{self._seq_len}. Pad or cut to that, or give another seq_len."
+                f"a batch has samples of {shape[1]} tokens; parallelize() was given "
+                f"seq_len={self._seq_len}. Pad or cut to that, or give another seq_len."
             )
         mask_BL = batch.get("attention_mask")
         if mask_BL is not None and bool((mask_BL[:, 1:] > mask_BL[:, :-1]).any()):
             raise RequestError(
-                "a batch's attention_mask has a 1 behind a 0. Padding stands on the right here. "
-                "Pad there; documents of one sample are told apart by position_ids."
+                "a batch's attention_mask has a 1 behind a 0. Shardyard needs padding on the "
+                "right. Pad there; position_ids separate documents of one sample."
             )
         if mask_BL is not None and bool(((mask_BL == 0) & (batch["labels"] != IGNORED)).any()):
             raise RequestError(

@@ -99,7 +99,7 @@ def wrap(
     """Train a model on all processes, in place. All ranks call it together.
 
     The script stays: ``model(...)``, ``loss.backward()``, clipping, accumulation, schedulers.
-    Degrees are those of ``SHARDYARD_PARALLEL`` ("dp_shard=8,zero=2"), or of a recipe's
+    Degrees are those of ``SHARDYARD_PARALLEL`` "dp_shard=8,zero=2", or of a recipe's
     ``parallel``. Without either each rank holds the whole model if that fits, and else a share
     of its parameters; which of the two is logged. Every rank begins with the weights of rank 0.
     tp, cp, ep and pp split transformers' models of known families; pp needs
@@ -254,7 +254,7 @@ class _AsWritten:
 def _check_gradients(gradients: str, optimizers: Sequence[Optimizer]) -> None:
     if gradients == "exact" and not optimizers:
         raise RequestError(
-            'gradients="exact" begins anew after each step of the optimizer, and wrap() was given '
+            'gradients="exact" starts again after each step of the optimizer, and wrap() was given '
             "none. Write model, optimizer = shardyard.wrap(model, optimizer, ...)."
         )
 
@@ -393,7 +393,7 @@ def _read(text: str) -> dict[str, Any]:
         axis, _, degree = word.strip().partition("=")
         if axis not in _ALL_AXES or not degree.strip().isdecimal():
             raise RequestError(
-                f"{VARIABLE}={text!r}: {word.strip()!r} is no degree of an axis. Write, for "
+                f"{VARIABLE}={text!r}: {word.strip()!r} is not a degree of an axis. Write, for "
                 f"instance, dp_shard=8,zero=2; axes are {', '.join(_ALL_AXES)}."
             )
         found[axis] = int(degree)

@@ -106,7 +106,7 @@ def load_network(
         why = str(error).splitlines()[0]
         raise RequestError(
             f"{folder}: its weights cannot be loaded ({why}). Give a folder with model.safetensors "
-            "beside its config.json, or model.weights=random."
+            "next to its config.json, or model.weights=random."
         ) from error
     lacking = {*told["missing_keys"], *(key for key, *_ in told["mismatched_keys"])}
     wrong = loading_errors(folder, told, head=f"{_HEAD}.")

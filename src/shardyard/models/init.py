@@ -83,7 +83,7 @@ def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: fl
         _fill_drawn(shard, key_of(seed, "init", name), normal, std)
     else:
         raise RequestError(
-            f"parameter {name} belongs to a {type(module).__name__}, for which there is no rule of "
+            f"parameter {name} belongs to a {type(module).__name__}, which has no rule of "
             "initialisation. Load weights (model.weights=load) or use a model of another family."
         )
 

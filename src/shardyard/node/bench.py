@@ -204,8 +204,7 @@ class _BenchOutput:
         """Say that there is no pair of nodes here; the exit code."""
         words = (
             f"--pairs: the job came up on one node, although cluster.nodes={requested_nodes} were "
-            "asked for, "
-            "so that there is no pair of nodes to measure. Look at what the scheduler gave it "
+            "asked for, so no pair of nodes can be measured. Look at what the scheduler gave it "
             "(`shardyard status RUN`), and give the launcher all its nodes."
         )
         self.take(answer_line("failed", error=words, exit_code=RequestError.exit_code))
@@ -215,7 +214,7 @@ class _BenchOutput:
         """The last words; the exit code."""
         if code and not self._has_failed:
             words = (
-                f"the processes of node 0 ended with {code} and no word. Their last lines stand "
+                f"the processes of node 0 ended with {code} and no message. Their last lines are "
                 "above; a process that was killed most often had too little memory: lower --end."
             )
             self._mark("failed", error=words, exit_code=code)

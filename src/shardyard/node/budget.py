@@ -188,8 +188,8 @@ def check_not_stopped(run_dir: RunDir, session: str) -> None:
     for event in read_lines_backwards(run_dir.events, with_any=('"stopping"',)):
         if event.get("kind") == "stopping" and event.get("session") == session:
             raise RequestError(
-                f"run {run_dir.run_id} stopped itself: {event.get('reason')}. This job will "
-                f"not go on with it. `shardyard resume {run_dir.handle}` submits another."
+                f"run {run_dir.run_id} stopped itself: {event.get('reason')}. This job will not "
+                f"continue it. `shardyard resume {run_dir.handle}` submits another."
             )
         return
 

@@ -112,7 +112,9 @@ def with_homes(recipe: Recipe, run: RunDir, *, shares_folder: bool) -> Recipe:
     "--code", type=LocalPath(path_type=Path), help="launch.code, where not in the run's folder."
 )
 @click.option(
-    "--store-moves", is_flag=True, help="Go on where node 0 is lost; its launcher lets others live."
+    "--store-moves",
+    is_flag=True,
+    help="Continue where node 0 is lost; its launcher lets others live.",
 )
 @click.option("--session", help="With --place given: new at each start, the same on all nodes.")
 def command(
@@ -179,14 +181,14 @@ def _from_options(
     is_whole = node_rank is not None and nodes is not None and session is not None
     if not is_whole or not host or not port.isdecimal():
         raise RequestError(
-            "--place given needs all of --node-rank K --nodes N --rendezvous HOST:PORT --session S."
-            " Nothing else says where this node stands. Give them, or name the scheduler with "
+            "--place given needs all of --node-rank K --nodes N --rendezvous HOST:PORT --session "
+            "S. They give this node's place in the run. Give them, or name the scheduler with "
             "--place."
         )
     assert node_rank is not None and nodes is not None and session is not None
     if node_rank >= nodes:
         raise RequestError(
-            f"--node-rank {node_rank} is no node of --nodes {nodes}. Nodes are counted from 0. "
+            f"--node-rank {node_rank} is not a node of --nodes {nodes}. Nodes are counted from 0. "
             f"Use 0 to {nodes - 1}."
         )
     return NodeAssignment(

@@ -235,7 +235,7 @@ def _too_few(
     min_nodes: int,
     waited_s: float,
 ) -> LostNodeError:
-    gone = [f"{watched[rank].words(rank)}, then nothing" for rank in by_state["lost"]]
+    gone = [f"{watched[rank].words(rank)}, then no more" for rank in by_state["lost"]]
     gone += [
         f"node {rank} was not heard of for {format_seconds(waited_s)}"
         for rank in by_state["absent"]

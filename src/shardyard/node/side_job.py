@@ -114,8 +114,8 @@ def _work(job: SideJob, file: Path, folder: Path, code: Path | None) -> dict[str
     if size_bytes > LONGEST_ANSWER_BYTES:
         raise ShardyardError(
             f"the answer of {job.kind} has {size_bytes:,} bytes, and a line of a log holds "
-            f"{LONGEST_ANSWER_BYTES:,} for certain. What it did is done; only its answer cannot be "
-            "told. This is a bug of shardyard: please report it."
+            f"{LONGEST_ANSWER_BYTES:,} for certain. What it did is done; only its answer is lost. "
+            "This is a bug of shardyard: please report it."
         )
     return content
 

@@ -79,7 +79,7 @@ def stay(
         sleep(_POLL_S)
         if has_reader(processes):
             last = clock()
-    return {"ended": f"nobody read for {idle_s:.0f} s"}
+    return {"ended": f"no reader for {idle_s:.0f} s"}
 
 
 def has_reader(processes: Path) -> bool:

@@ -55,7 +55,7 @@ def read_plan(
         path = f"plan[{pattern!r}]"
         matched = names_matching(pattern, named)
         if word not in WORDS:
-            text = f"={word!r} is no way to split a module. Use {', '.join(WORDS)}."
+            text = f"={word!r} is not a way to split a module. Use {', '.join(WORDS)}."
             errors.append(Problem(path, text))
         elif not matched:
             errors.append(Problem(path, f"names no module. {_nearest(pattern, named)}"))

@@ -77,14 +77,14 @@ class DeviceCeilings:
         if content.get("kind") != KIND:
             problems.append(f"kind={content.get('kind')!r} is not {KIND!r}")
         if content.get("is_rehearsal"):
-            problems.append("it is a rehearsal: its rates mean nothing")
+            problems.append("it is a rehearsal: its rates have no meaning")
         if not isinstance(device, str):
-            problems.append(f"hardware.name={device!r} is no text")
+            problems.append(f"hardware.name={device!r} is not text")
         found = [line for line in lines if _is_ok(line)] if isinstance(lines, list) else []
         if not found:
             problems.append("no line of it was measured")
         problems += [
-            f"rate={line.get('rate')!r} of {line.get('what')!r} is no number above 0"
+            f"rate={line.get('rate')!r} of {line.get('what')!r} is not a number above 0"
             for line in found
             if not number(line.get("rate")) > 0
         ]
@@ -169,7 +169,7 @@ class StepProfile:
         """
         content = read_object(path)
         problems = [
-            f"{key}={content.get(key)!r} is no text"
+            f"{key}={content.get(key)!r} is not text"
             for key in ("device", "number_format")
             if not isinstance(content.get(key), str)
         ]
@@ -182,12 +182,12 @@ class StepProfile:
             if content.get(key) is not None
         }
         problems += [
-            f"{key}={content[key]!r} is no number above 0"
+            f"{key}={content[key]!r} is not a number above 0"
             for key, value in rates.items()
             if not value > 0
         ]
         if not rates:
-            problems.append("nothing in it was measured")
+            problems.append("no value in it was measured")
         raise_if_invalid(path, problems, PROFILE_HINT)
         return StepProfile(
             source=path.name,
@@ -267,7 +267,7 @@ def _from_profile(profile: StepProfile, accelerator: Accelerator) -> Calibration
     if measured is None or measured.name != accelerator.name:
         raise RequestError(
             f"{profile.source} was measured on {profile.device!r}, the plan is for "
-            f"{accelerator.name}. What one device reaches says nothing about another. Profile the "
+            f"{accelerator.name}. The speed of one device does not predict another's. Profile the "
             "planned device, or plan for the profiled one."
         )
     peak = accelerator.peak_flops_per_s(profile.number_format)
@@ -342,7 +342,7 @@ def _predicted_step_s(path: Path) -> float:
     rate = (plan.get("speed") or {}).get("tokens_per_s")
     if not rate or not plan.get("tokens_per_step"):
         raise RequestError(
-            f"{path} predicts no speed. Without a prediction there is nothing to hold the measured "
-            "step against. Take a run on a device whose peak the catalogue knows."
+            f"{path} predicts no speed, which the measured step would be compared with. Take a run "
+            "on a device whose peak the catalogue knows."
         )
     return float(plan["tokens_per_step"]) / float(rate)

@@ -108,7 +108,7 @@ def dry_run(
     try:
         return DryRun.from_json(parse_json(output))
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise _failed("gave an answer that is no description of memory") from error
+        raise _failed("did not answer with a description of memory") from error
 
 
 def _untold(_phase: str, _done: int, _of: int) -> None:
@@ -176,8 +176,8 @@ def _check_dry_run_supported(recipe: Recipe, layout: Layout) -> None:
     found = check_trainable(recipe.model_copy(update={"parallel": parallel}))
     if layout.pp > 1:
         text = (
-            f"={layout.pp}: a stage waits for what other ranks send, and on fake devices there are "
-            "none. Use 1 for a dry run, with as many blocks as a stage has."
+            f"={layout.pp}: a stage waits for other ranks, and fake devices have no other ranks. "
+            "Use 1 for a dry run, with as many blocks as a stage has."
         )
         found.append(Problem("parallel.pp", text))
     if recipe.memory.offload != "none":
@@ -193,7 +193,7 @@ def _check_dry_run_supported(recipe: Recipe, layout: Layout) -> None:
 
 def _failed(what: str) -> ShardyardError:
     return ShardyardError(
-        f"the dry run of the model {what}. What it holds is unknown; the plan does not need it and "
-        "stands without. See that torch and transformers work with "
-        f"`{sys.executable} -m shardyard.parallel.device`, then try again."
+        f"the dry run of the model {what}. Its memory is unknown; the plan is valid without it. "
+        f"Check that torch and transformers work with `{sys.executable} -m "
+        "shardyard.parallel.device`, then try again."
     )

@@ -285,7 +285,7 @@ def samples_factor(global_batch: float, *, critical_batch: float) -> float:
     """Samples to a given loss at this batch, over the fewest that any batch needs."""
     if not 0 < critical_batch < math.inf:
         raise RequestError(
-            f"critical batch={critical_batch} is no number of samples. It is the batch at which "
+            f"critical batch={critical_batch} is not a number of samples. It is the batch at which "
             "twice the fewest samples are needed. Give one above 0, or leave it out."
         )
     return 1 + global_batch / critical_batch

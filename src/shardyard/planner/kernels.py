@@ -120,7 +120,7 @@ def missing_rate(accelerator: Accelerator, compute: str) -> str | None:
     if accelerator.bandwidth_bytes_per_s is None:
         return f"the catalogue has no memory bandwidth for {accelerator.name}"
     if accelerator.achievable_flops_per_s(compute) is None:
-        return f"nobody measured what a {compute} product reaches on {accelerator.name}"
+        return f"the speed of a {compute} product on {accelerator.name} is not measured"
     return None
 
 

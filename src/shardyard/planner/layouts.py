@@ -311,7 +311,7 @@ def speed_reason(candidate: Candidate) -> str:
     parts, step_s = candidate.parts, candidate.step_s
     computed = parts.matmul_s + parts.attention_s + parts.elementwise_s + parts.vocabulary_s
     losses = [f"{share:.0%} {name}" for name, share in overhead_shares(parts)]
-    words = ", ".join(losses) if losses else "nothing above 2 % is lost"
+    words = ", ".join(losses) if losses else "no loss above 2 %"
     return f"{computed / step_s:.0%} of the step computes; {words}"
 
 

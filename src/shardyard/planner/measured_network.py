@@ -90,8 +90,8 @@ class NcclTable:
             found.append(f"it is of {what}, and a link is fitted to all-reduces")
         if self.incorrect_values:
             found.append(
-                f"{self.incorrect_values} values came out wrong: what is measured on broken links "
-                "or memory says nothing about sound ones"
+                f"{self.incorrect_values} values came out wrong: measurements on broken links or "
+                "memory do not hold for working ones"
             )
         return found
 
@@ -167,9 +167,9 @@ OUTLIER = 0.1
 """Relative error from which a row counts less, so that one bad row does not tilt the line."""
 
 CSV_HINT = (
-    "Give what all_reduce_perf of nccl-tests prints, as it stands in a log; or a CSV in "
-    "nccl-tests' columns size_bytes, out_time_us, out_algbw_gbs, out_busbw_gbs; or "
-    "size_bytes, out_time_us, ranks and ranks_per_node."
+    "Give what all_reduce_perf of nccl-tests prints, as in a log; or a CSV in nccl-tests' columns "
+    "size_bytes, out_time_us, out_algbw_gbs, out_busbw_gbs; or size_bytes, out_time_us, ranks and "
+    "ranks_per_node."
 )
 JSON_HINT = (
     'Give {"kind": "collectives", "collective": "all_reduce", "ranks": ..., "ranks_per_node": ..., '
@@ -348,7 +348,7 @@ def _numbers(
         values = line if isinstance(line, Mapping) else {}
         numbers.append({name: number(values.get(name)) for name in names})
         problems += [
-            f"row {index}: {name}={values.get(name)!r} is no number"
+            f"row {index}: {name}={values.get(name)!r} is not a number"
             for name, value in numbers[-1].items()
             if math.isnan(value)
         ]

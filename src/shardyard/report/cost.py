@@ -58,7 +58,7 @@ class RunCost:
             early = f"; {self.target} would end it sooner" if self.target_is_open else ""
             parts.append(
                 f"about {format_usd(self.to_end_usd)} more, in {format_seconds(self.to_end_s)}, to "
-                f"step {self.last_step:,}{early}: {all_usd} in all, if a step goes on to take "
+                f"step {self.last_step:,}{early}: {all_usd} in all, if a step continues to take "
                 f"{format_seconds(self.pace_s)} with all that is lost between steps, as since the "
                 "first one"
             )

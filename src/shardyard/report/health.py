@@ -34,9 +34,9 @@ class Health:
         if count:
             return f"{count} thing{'' if count == 1 else 's'} to look at."
         if not self.watched_nodes:
-            return "Nothing was found; no node wrote telemetry (observe.telemetry_every_s)."
+            return "No faults were found; no node wrote telemetry (observe.telemetry_every_s)."
         nodes = "one node" if self.watched_nodes == 1 else f"{self.watched_nodes} nodes"
-        return f"Healthy: {nodes} watched, nothing found."
+        return f"Healthy: {nodes} watched, no faults."
 
 
 def health_of(record: RunRecord) -> Health:

@@ -400,7 +400,7 @@ def _bar(phases: dict[str, float]) -> str:
 def _comparison(record: RunRecord, rows: Sequence[PlanRow]) -> str:
     title = "Predicted against measured"
     if not rows:
-        text = "There is no readable plan.json, so there is nothing to compare with."
+        text = "plan.json is missing or not readable, so the run cannot be compared with its plan."
         return render_section("plan", title, f'<p class="muted">{text}</p>')
     cells = [
         (

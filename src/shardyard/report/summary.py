@@ -260,7 +260,7 @@ def _state_reason(record: RunRecord) -> str:
     if record.state == "lost":
         return "its processes ended without a word, and no agent holds its lease"
     if record.state in ("running", "draining"):
-        return "it goes on; write the report again for newer numbers"
+        return "it continues; write the report again for newer numbers"
     return str((ended or {}).get("reason", ""))
 
 
@@ -268,7 +268,7 @@ def _mfu(record: RunRecord, lines: tuple[Line, ...]) -> tuple[dict[str, float] |
     """MFU in both conventions, and the peak it refers to; or why there is none."""
     plan = record.plan
     if plan is None:
-        return None, "there is no plan.json, so neither FLOP nor peak are known"
+        return None, "plan.json is missing, so neither FLOP nor peak are known"
     if plan.peak.flops_per_s is None:
         return None, plan.peak.source
     full = _median(steady(lines, "mfu"))

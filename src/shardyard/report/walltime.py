@@ -29,7 +29,7 @@ PHASES = {
     "restart": "from that notice to the next rendezvous",
     "waiting": "between two attempts: from the last thing known of one to the start of the next",
     "teardown": "from the last durable state to the end of all processes",
-    "unexplained": "nothing above measured it",
+    "unexplained": "not measured by the rows above",
 }
 """Name of each phase and what it is, in the order in which they are shown."""
 

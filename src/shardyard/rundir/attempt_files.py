@@ -124,7 +124,7 @@ def run_secret(run: RunDir, attempt: int) -> bytes:
             time.sleep(_POLL_S)
         return bytes.fromhex(content.decode())
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no hexadecimal number"
+        why = error.strerror if isinstance(error, OSError) else "it is not a hexadecimal number"
         raise StorageError(
             f"{path} cannot be used: {why}. The nodes of a run know each other by it. Start all of "
             f"them as the same user, and remove it if it is damaged: `rm {path}`."

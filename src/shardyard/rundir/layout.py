@@ -273,7 +273,7 @@ def find_run(run: str, runs_dir: Path) -> RunDir:
         )
     names = {each.rsplit("-", 3)[0]: each for each in known}  # of each name the newest
     near = [names[name] for name in difflib.get_close_matches(run, names, n=1)]
-    newest = f" The newest there is {known[-1]}." if known else " There are no runs."
+    newest = f" The newest there is {known[-1]}." if known else " The folder has no runs."
     hint = f" Did you mean {near[0]}?" if near else newest
     raise RequestError(
         f"RUN {run!r} is neither a run folder nor the beginning of a run id in {runs_dir}/.{hint}"

@@ -107,9 +107,9 @@ class NetworkBench:
             bench = NetworkBench(**{**content, "collectives": tuple(content["collectives"])})
         except (ValueError, KeyError, TypeError) as error:
             raise RequestError(
-                f"{BENCH_VARIABLE}={text[:100]!r} is no benchmark that this version of Shardyard "
-                f"knows ({error}). The command line writes it; if both are not of one version, let "
-                "the nodes' image or Python have that of the command line."
+                f"{BENCH_VARIABLE}={text[:100]!r} is not a benchmark of this version of Shardyard "
+                f"({error}). The command line writes it; if both are not of one version, let the "
+                "nodes' image or Python have that of the command line."
             ) from error
         return bench
 

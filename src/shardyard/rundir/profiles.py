@@ -72,7 +72,7 @@ def leave_request(run_dir: RunDir, request: ProfileRequest) -> bool:
         return False
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be written: {error.strerror}. A profile is asked for by this file. "
+            f"{path} cannot be written: {error.strerror}. A profile is requested by this file. "
             "Check that the run folder is yours and has room."
         ) from error
     return True

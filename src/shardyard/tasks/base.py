@@ -92,7 +92,7 @@ def task_class(name: str) -> type[Task]:
     ):
         lacks = ", ".join(sorted(getattr(task_type, "__abstractmethods__", ()))) or "its base class"
         raise RequestError(
-            f"task.name={name}: {task_type!r}, which its row names as its code, is no whole "
-            f"shardyard.tasks.base.Task: it lacks {lacks}. Mend the package that adds it."
+            f"task.name={name}: {task_type!r}, which its row names as its code, is not a complete "
+            f"shardyard.tasks.base.Task: it lacks {lacks}. Fix the package that adds it."
         )
     return task_type

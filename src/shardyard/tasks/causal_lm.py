@@ -138,7 +138,7 @@ class CausalLM(LanguageTask):
             try:
                 ids, ends = question(encoder_in(Path(data.dir)), prompt)
             except RenderError as error:
-                return f"no answer: the chat template does not take task.prompt alone: {error}"
+                return f"no answer: the chat template does not take task.prompt by itself: {error}"
         else:
             ids = prompt_ids(tokenizer, prompt, data.bos_token)
         continuation = generate(

@@ -21,6 +21,8 @@ from shardyard.trackers.service import (
     flat,
 )
 
+_PAGE = "exporters#keys"
+
 _RUN_ID, _LINES = "shardyard.run_id", "shardyard.lines"
 _OUTCOME, _REASON = "shardyard.outcome", "shardyard.reason"
 
@@ -180,13 +182,14 @@ def _convert_error(error: Any) -> ShardyardError:
     words = str(error).partition("Response body")[0].splitlines()[0][:200]
     if status in (401, 403):
         return AccessError(
-            f"MLflow refused permission (HTTP {status}). Keep MLFLOW_TRACKING_TOKEN, or "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, under secrets."
+            f"MLflow denied permission (HTTP {status}). Keep MLFLOW_TRACKING_TOKEN, or "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, under secrets.",
+            page=_PAGE,
         )
     if 400 <= status < 500 and status not in (408, 429):
         return RequestError(
-            f"MLflow refused it (HTTP {status}): {words}. Is observe.mlflow.url a tracking server "
-            "of MLflow?"
+            f"MLflow rejected the request (HTTP {status}): {words}. Is observe.mlflow.url a "
+            "tracking server of MLflow?"
         )
     text = str(error)
     answered = re.search(r"too many (\d+) error responses", text)

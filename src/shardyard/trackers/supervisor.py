@@ -96,7 +96,7 @@ def exporting(
     try:
         exporters = Exporters(_started(run, attempt, recipe, environ))
     except (StorageError, OSError) as error:  # never why a run fails
-        warn(f"{', '.join(services_of(recipe))}: nothing is sent: {error}")
+        warn(f"{', '.join(services_of(recipe))}: no results are sent: {error}")
         exporters = Exporters([])
     try:
         yield exporters

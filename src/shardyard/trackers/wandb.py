@@ -16,6 +16,8 @@ from shardyard.errors import AccessError, LostError, RequestError, ShardyardErro
 from shardyard.io.files import make_folder, write_text
 from shardyard.trackers.service import AttemptEnd, AttemptMetadata, MetricsRow
 
+_PAGE = "exporters#keys"
+
 _INIT_S = 20.0
 _OF_CLIENT = {"WANDB_ERROR_REPORTING": "false"}
 """No reports of its errors to others."""
@@ -127,10 +129,10 @@ def _convert_error(wandb: Any, error: Exception) -> ShardyardError:
     status = int(named[1]) if named else 0
     key = "Keep a key of that server under secrets: `secrets: {WANDB_API_KEY: env}`."
     if isinstance(error, wandb.errors.AuthenticationError) or status in (401, 403):
-        return AccessError(f"W&B refused the key. {key}")
+        return AccessError(f"W&B rejected the key. {key}", page=_PAGE)
     if "api key" in words.lower() or "api_key" in words.lower():
-        return AccessError(f"W&B has no key to use: {words}. {key}")
+        return AccessError(f"W&B has no key to use: {words}. {key}", page=_PAGE)
     is_final = 400 <= status < 500 and status not in (408, 429)
     if is_final or isinstance(error, wandb.errors.UsageError):
-        return RequestError(f"W&B refused it: {words}. Look at observe.wandb.")
+        return RequestError(f"W&B rejected the request: {words}. Look at observe.wandb.")
     return LostError(f"W&B was not reached: {words}. Look at observe.wandb.url and the network.")

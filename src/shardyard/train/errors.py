@@ -72,7 +72,7 @@ def not_saved(save: Abandoned, *, latest: int) -> TrainingError:
 def _describe_latest(step: int) -> str:
     """Describe the checkpoint from which a resume would continue."""
     if not step:
-        return "There is no checkpoint yet."
+        return "No checkpoint was saved yet."
     return f"The newest checkpoint is from step {step} and finite."
 
 
@@ -156,11 +156,11 @@ def _describe_usage(device: torch.device, training: Training | None) -> str:
 
 def _planned(plan: dict[str, Any]) -> str:
     if "memory" not in plan:
-        return "There is no plan of its memory."
+        return "Its memory was not planned."
     terms = ", ".join(f"{each['name']} {format_bytes(each['bytes'])}" for each in plan["memory"])
     return (
         f"Planned were {format_bytes(plan['memory_bytes'])} {plan['memory_moment']} ({terms}), "
-        f"{format_bytes(plan['device_bytes'])} with what is no tensor: {plan['fits']}."
+        f"{format_bytes(plan['device_bytes'])} with memory outside of tensors: {plan['fits']}."
     )
 
 
@@ -173,9 +173,9 @@ def _advice(plan: dict[str, Any], run_dir: RunDir) -> str:
         )
     each = ", ".join(f"{each['setting']} ({format_bytes(each['bytes'])})" for each in savings)
     return (
-        f"By the plan's numbers these save memory: {each}. Go on with "
-        f"`shardyard resume {run_dir.handle} {savings[0]['setting']}`; more devices to split the "
-        "states over help too."
+        f"By the plan's numbers these save memory: {each}. Continue with `shardyard resume "
+        f"{run_dir.handle} {savings[0]['setting']}`; more devices to split the states over help "
+        "too."
     )
 
 
@@ -227,9 +227,9 @@ class RouterWatch:
         self._is_reported = True
         loss = max(_USUAL_LOSS, 10 * self._loss)
         return (
-            f"A router has collapsed: since step {step + 1 - STEPS_IN_ROW:,} one expert "
-            f"of a block gets {load / most:.0%} of all tokens (expert_load {load:.2f}; 1 is even, "
-            f"{most:.2f} the most for {self._experts} experts of which a token visits "
-            f"{self._experts_per_token}), so others learn next to nothing. The likely fix: "
+            f"A router has collapsed: since step {step + 1 - STEPS_IN_ROW:,} one expert of a block "
+            f"gets {load / most:.0%} of all tokens (expert_load {load:.2f}; 1 is even, {most:.2f} "
+            f"the most for {self._experts} experts of which a token visits "
+            f"{self._experts_per_token}), so the others hardly learn. The likely fix: "
             f"model.router_aux_loss={loss:g} in place of {self._loss:g}."
         )

@@ -75,8 +75,8 @@ class FolderSource:
                     yield block
         except OSError as error:
             raise DataError(
-                f"{self.folder / name} cannot be read: {error.strerror}. If the run goes on, it "
-                "may have removed it; repeat the command to take what is there now."
+                f"{self.folder / name} cannot be read: {error.strerror}. A running run may have "
+                "removed it; repeat the command to take what is there now."
             ) from error
 
 
@@ -100,7 +100,7 @@ def check_free_space(needed_bytes: int, folder: Path) -> None:
     if needed_bytes > free:
         raise StorageError(
             f"{folder} has {format_bytes(free)} free, and {format_bytes(needed_bytes)} are to "
-            "come. Nothing was fetched. Make room, give another folder with --to, or fewer "
+            "come. No file was fetched. Make room, give another folder with --to, or fewer "
             "checkpoints with --step."
         )
 
@@ -331,20 +331,22 @@ def read_listing(lines: Iterable[str]) -> RemoteListing:
                 return _listing(files, content["end"])
             name = validate_name(content["file"])
             if not is_fetched(name):
-                raise ValueError(f"{name!r} is no file that a run's other side may bring")
+                raise ValueError(f"{name!r} is not a file that the remote side of a run may send")
             files[name] = parse_digest(content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"the far side listed what is not of the form of a listing: {error}. Nothing was "
-                "written. Its image may hold another version of shardyard; use the same here and "
-                "there."
+                f"the remote side sent a listing that cannot be read: {error}. No file was "
+                "written. Its image may hold another version of shardyard; use the same version "
+                "on both sides."
             ) from error
-    raise DataError("the far side's listing has no end. Nothing was written. Repeat the command.")
+    raise DataError(
+        "the listing of the remote side was cut off. No file was written. Repeat the command."
+    )
 
 
 def _listing(files: dict[str, FileDigest], end: Any) -> RemoteListing:
     steps, best = end["steps"], end["best"]
     if any(type(step) is not int or step < 0 for step in [*steps, 0 if best is None else best]):
-        raise ValueError(f"{steps!r} and {best!r} are no steps")
+        raise ValueError(f"{steps!r} and {best!r} are not steps")
     warnings = tuple(str(text) for text in end["warnings"])
     return RemoteListing(files=files, steps=tuple(steps), best=best, warnings=warnings)

@@ -34,8 +34,8 @@ class PodSource:
             raise _lost(error) from error
         except CommandError as error:
             raise DataError(
-                f"{name} cannot be read there: {error.words}. If the run goes on, it may have "
-                "removed it; repeat the command to take what is there now."
+                f"{name} cannot be read on the pod: {error.words}. A running run may have removed "
+                "it; repeat the command to take what is there now."
             ) from error
 
     def list(self, step: str) -> RemoteListing:
@@ -60,5 +60,5 @@ class PodSource:
 def _lost(error: LostConnectionError) -> LostError:
     words = str(error).rstrip(".")
     return LostError(
-        f"{words}. What came right is kept. Repeat the command: it goes on from there."
+        f"{words}. Complete files are kept. Repeat the command: it continues from there."
     )

@@ -65,13 +65,13 @@ def parse_location(text: str) -> S3Location:
     prefix = prefix.rstrip("/")
     try:
         if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
-            raise ValueError(f"{bucket!r} is no name of a bucket")
+            raise ValueError(f"{bucket!r} is not a name of a bucket")
         if not prefix:
             raise ValueError("a prefix is missing, and objects of a whole bucket would be mixed")
         validate_name(prefix)
     except ValueError as error:
         raise RequestError(
-            f"{text!r} is no place in S3: {error}. Give s3://bucket/prefix, such as "
+            f"{text!r} is not a place in S3: {error}. Give s3://bucket/prefix, such as "
             "s3://my-models/llama2-7b-tuned."
         ) from error
     return S3Location(bucket=bucket, prefix=prefix)
@@ -161,8 +161,8 @@ class S3Source:
         found = _read_complete(self.client, self.location)
         if found is None:
             raise RequestError(
-                f"{self.location} holds no {COMPLETE}: nothing was uploaded there, or the upload "
-                "was interrupted. Correct the place, or repeat the command that uploads."
+                f"{self.location} holds no {COMPLETE}: no checkpoint was uploaded there, or the "
+                "upload was interrupted. Correct the place, or repeat the command that uploads."
             )
         return found
 
@@ -287,8 +287,8 @@ class _ObjectUpload:
     def _check_unchanged(self, sha256: str) -> None:
         if sha256 != self.digest.sha256:
             raise DataError(
-                f"{self.path} changed while it was read: nothing of it was kept in "
-                f"{self.location}. Repeat the command."
+                f"{self.path} changed while it was read: it was not kept in {self.location}. "
+                "Repeat the command."
             )
 
     def _of_parts(self) -> str:
@@ -374,7 +374,7 @@ def _check_prefix(
             for found in page.get("Contents", []):
                 if found["Key"] not in ours:
                     raise RequestError(
-                        f"{location} is not empty: it holds {found['Key']!r}, which is none of "
+                        f"{location} is not empty: it holds {found['Key']!r}, which is not one of "
                         "these files. Give another prefix."
                     )
 

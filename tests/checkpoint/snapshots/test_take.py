@@ -153,7 +153,7 @@ def test_what_is_no_tensor_and_has_no_room_is_refused(memory: FolderMemory) -> N
     piece = memory("slot", room.slot_bytes)
     assert piece is not None
     with pytest.raises(
-        CheckpointError, match=r"has 2.0 MiB of it. Set elastic.snapshot_every=null"
+        CheckpointError, match=r"has 2.0 MiB of them. Set elastic.snapshot_every=null"
     ):
         Slot(piece, room).seal(SnapshotId(1, 0), f'"{"x" * 2**21}"', rank=0, world_size=1, names=4)
 

@@ -154,7 +154,7 @@ def test_scaled_rotary_positions_keep_their_parameters(tmp_path: Path) -> None:
 REFUSED = [
     ({**BERT, "hidden_act": "relu"}, "hidden_act='relu': only gelu is built"),
     ({**BERT, "type_vocab_size": 1}, "type_vocab_size=1: only 2 kinds of tokens are built"),
-    ({**BERT, "is_decoder": True}, "is_decoder=true: a BERT that sees earlier tokens alone"),
+    ({**BERT, "is_decoder": True}, "is_decoder=true: a BERT that sees only earlier tokens"),
     ({**BERT, "tie_word_embeddings": False}, "BERT's head is its table of tokens here"),
     ({**BERT, "position_embedding_type": "relative_key"}, "only absolute ones are built"),
     (
@@ -166,7 +166,10 @@ REFUSED = [
     ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true"),
     ({**GPT2, "activation_function": "tanh"}, "hidden_act='tanh': only gelu_new, gelu, gelu_fast"),
     ({**GPT2, "attn_pdrop": 0.1}, "attn_pdrop=0.1: dropout of attention weights is not built"),
-    ({**GPT2, "embd_pdrop": 0.1}, "embd_pdrop=0.1 beside resid_pdrop=0.0: one share is dropped e"),
+    (
+        {**GPT2, "embd_pdrop": 0.1},
+        "embd_pdrop=0.1 but resid_pdrop=0.0: Shardyard drops one share e",
+    ),
     ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise=0.1: not built"),
     ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts=1 and num_experts_per_tok=2"),
     ({"model_type": "qwen3_moe"}, "norm_topk_prob=false: the weights of the visited experts are"),
@@ -234,7 +237,7 @@ def test_weights_to_be_loaded_must_be_safetensors(tmp_path: Path) -> None:
 
 
 def test_an_impossible_hub_name_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"model.hub=a b c is no name of a repository"):
+    with pytest.raises(RequestError, match=r"model.hub=a b c is not a name of a repository"):
         model_folder(Model(hub="a b c"))
 
 

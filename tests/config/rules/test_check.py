@@ -9,31 +9,37 @@ from shardyard.errors import RecipeError
 PROBLEMS = [
     (
         ["model.lora.alpha=8"],
-        "model.lora.alpha: says how adapters are, and without model.lora.rank",
+        "model.lora.alpha: is for adapters, which need model.lora.rank",
     ),
     (
         ["model.lora.rank=8", "model.frozen=[lm_head]"],
-        "model.frozen=lm_head with model.lora.rank=8: adapters alone are trained",
+        "model.frozen=lm_head with model.lora.rank=8: only adapters are trained",
     ),
     (
         ["model.lora.rank=8", "precision.compute=fp8"],
-        "model.lora.rank=8 with precision.compute=fp8: adapters beside fp8 products are not built",
+        "model.lora.rank=8 with precision.compute=fp8: adapters with fp8 products are not built",
     ),
     (
         ["model.lora.rank=8", "model.preset=null", "model.module=json:loads"],
-        "model.lora.rank=8 puts adapters beside known matrices, and what is inside of model.module",
+        "model.lora.rank=8 adds adapters to known matrices, and what is inside of model.module",
     ),
     (
         ["model.preset=llama-tiny", "model.lora={rank: 8, targets: [lm_head]}"],
         "model.lora.targets='lm_head' gets no adapter",
     ),
     (["task.name=dpo"], "task.name=dpo: tuning by preferences or rewards is not built. Train on"),
-    (["model.preset=null"], "model: names nothing to train. Write `model: {preset: llama-tiny}`"),
+    (
+        ["model.preset=null"],
+        "model: does not say which model to train. Write `model: {preset: llama-tiny}`",
+    ),
     (["model.path=x", "model.hub=a/b"], "model.path and model.hub each name a model. Keep one"),
     (["model.config=c.json", "model.path=x"], "model.config: and model.preset each say what shape"),
     (["model.preset=null", "model.config=c.json"], "Give model.path or model.hub too"),
-    (["launch.image_paths=[data]"], "launch.image_paths=data is no absolute path"),
-    (["model.preset=lama-tiny"], "model.preset=lama-tiny is no preset. Did you mean llama-tiny?"),
+    (["launch.image_paths=[data]"], "launch.image_paths=data is not an absolute path"),
+    (
+        ["model.preset=lama-tiny"],
+        "model.preset=lama-tiny is not a preset. Did you mean llama-tiny?",
+    ),
     (["model.preset=zzz"], "Presets are llama-tiny, llama-laptop"),
     (["model.weights=load"], "a preset has no weights. Use model.path or model.hub"),
     (["model.blocks=[layers]"], "model.blocks=layers is for model.module; other models have"),
@@ -140,15 +146,15 @@ PROBLEMS = [
     (["task.eval_every_steps=1", "task.eval_every_epochs=1"], "say the same in two ways."),
     (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),
     (["run.target.loss=2", "data.eval_fraction=0"], "run.target needs an evaluation"),
-    (["data.format=txt"], "data.format=txt: there is no such format. Did you mean text?"),
+    (["data.format=txt"], "data.format=txt: unknown format. Did you mean text?"),
     (
         ["data.loss_on=all"],
-        "data.loss_on=all says nothing where data.format is by_suffix: it i",
+        "data.loss_on=all has no effect where data.format is by_suffix: it i",
     ),
     (["data.too_long=cut"], "cut documents as they come. Set data.pack=whole, or leave it out."),
     (
         ["data.mixture=[{source: a, weight: 1, name: a, format: chat, text_key: b}]"],
-        "data.mixture[0].text_key='b' says nothing where the format is chat. Leave it out.",
+        "data.mixture[0].text_key='b' has no effect where the format is chat. Leave it out.",
     ),
     (["data.pack=whole"], "put together when data is prepared. Give their room."),
     (
@@ -161,7 +167,7 @@ PROBLEMS = [
     ),
     (
         ["data.format=chat", "data.bos=true"],
-        "data.bos=True says nothing where data.format is ch",
+        "data.bos=True has no effect where data.format is ch",
     ),
     (
         ["data.format=chat", "data.chat_template=chatlm"],
@@ -170,18 +176,21 @@ PROBLEMS = [
     (["data.format=chat", "run.target.bits_per_byte=2"], "of running text. Use loss for dialogues"),
     (
         ["data.format=chat", "data.loss_share=[0.9, 0.1]"],
-        "is no range. Write the smaller",
+        "is not a range. Write the smaller",
     ),
     (
         ["data.format=chat", "task.name=masked_lm", "model.preset=bert-tiny"],
         "masked_lm would learn all of a dialogue. Use task.name=causal_lm.",
     ),
-    (["data.format=by-hand"], "there is no such format. There are by_suffix, text, "),
-    (["run.target={perplexty: 2}"], "no metric of causal_lm. Did you mean perplexity?"),
-    (["run.target={top1: 0.7}"], "names top1, which is no metric of causal_lm. It has loss, perp"),
+    (["data.format=by-hand"], "unknown format. There are by_suffix, text, "),
+    (["run.target={perplexty: 2}"], "not a metric of causal_lm. Did you mean perplexity?"),
+    (
+        ["run.target={top1: 0.7}"],
+        ("names top1, which is not a metric of causal_lm. It has loss, perp"),
+    ),
     (
         ["run.target.bits_per_byte=2", "task.name=masked_lm", "model.preset=bert-tiny"],
-        "names bits_per_byte, which is no metric of masked_lm. It has loss, perplexity, ",
+        "names bits_per_byte, which is not a metric of masked_lm. It has loss, perplexity, ",
     ),
     (
         ["task.name=bert_pretraining", "model.preset=bert-tiny"],
@@ -191,16 +200,16 @@ PROBLEMS = [
         ["data.format=bert_h5", "data.tokenizer=x"],
         "data.format=bert_h5 holds whole samples, which task.name=causal_lm does not read. Use",
     ),
-    (["run.target_loss=2"], "run.target_loss: there is no such setting any more: run.target"),
+    (["run.target_loss=2"], "run.target_loss: this setting was replaced: run.target"),
     (
         ["launch.aws_batch.subnets=[subnet-1]"],
-        "launch.aws_batch.subnets: there is no such setting any more: it is the queue's",
+        "launch.aws_batch.subnets: this setting was replaced: it is the queue's",
     ),
     (["elastic.min_nodes=2"], "elastic.min_nodes=2 is more than cluster.nodes=1."),
     (["cluster.nodes=2", "elastic.max_nodes=1"], "elastic.max_nodes=1 is less than cluster.node"),
     (
         ["elastic.snapshot_neighbour=true", "cluster.nodes=2"],
-        "elastic.snapshot_neighbour=true copies snapshots, of which there are none. Set elastic.sn",
+        "elastic.snapshot_neighbour=true copies snapshots, but snapshots are off. Set elastic.sn",
     ),
     (
         ["elastic.snapshot_neighbour=true", "elastic.snapshot_every=5"],
@@ -208,8 +217,8 @@ PROBLEMS = [
     ),
     (
         ["elastic.leave_out_for=[slow_rank]", "cluster.nodes=3"],
-        "elastic.leave_out_for=[slow_rank] goes on with a node less, and elastic.min_nodes=3 needs "
-        "all of the 3 that there may be. Set elastic.min_nodes below, or leave it empty.",
+        "elastic.leave_out_for=[slow_rank] continues with one node less, but elastic.min_nodes=3 "
+        "needs all of the 3 that there may be. Set elastic.min_nodes below, or leave it empty.",
     ),
     (
         [
@@ -239,16 +248,19 @@ PROBLEMS = [
         "elastic.leave_out_for=[xid] follows from what telemetry finds, and "
         "observe.telemetry_every_s=null writes none. Give it seconds, or leave these out.",
     ),
-    (["elastic.straggler=leave_out"], "elastic.straggler: there is no such setting any more: ela"),
-    (["launch.volumes=[{path: /a}]"], "launch.volumes[0]: names nothing to mount at /a. Give one"),
+    (["elastic.straggler=leave_out"], "elastic.straggler: this setting was replaced: ela"),
+    (
+        ["launch.volumes=[{path: /a}]"],
+        "launch.volumes[0]: does not say what to mount at /a. Give one",
+    ),
     (["launch.volumes=[{path: /a, claim: c, efs: f}]"], "names claim and efs at /a."),
     (
         ["launch.volumes=[{path: /a, claim: c}, {path: /a/, claim: d}]"],
         "2 volumes are mounted at /a, and only one can be seen.",
     ),
     (["launch.volumes=[{path: '/a:b', claim: c}]"], "launch.volumes[0].path=/a:b holds a colon"),
-    (["launch.volumes=[{path: a, claim: c}]"], "launch.volumes[0].path=a is no absolute path."),
-    (["launch.run_dir=runs"], "launch.run_dir=runs is no absolute path."),
+    (["launch.volumes=[{path: a, claim: c}]"], "launch.volumes[0].path=a is not an absolute path."),
+    (["launch.run_dir=runs"], "launch.run_dir=runs is not an absolute path."),
     (["launch.require_efa=true"], "launch.require_efa=true but no machines are named"),
     (["launch.require_efa=true", "cluster.instance=g5.2xlarge"], "g5.2xlarge has no EFA"),
     (
@@ -260,7 +272,7 @@ PROBLEMS = [
         "launch.kubernetes.efa=0, but launch.require_efa=true fails a run without EFA.",
     ),
     (["launch.slurm.container_mounts=[/a:/a]"], "but launch.slurm.container_image is not set"),
-    (["launch.kubernetes.etcd=e:2379"], "read for launch.kubernetes.target=pytorchjob alone"),
+    (["launch.kubernetes.etcd=e:2379"], "read only for launch.kubernetes.target=pytorchjob"),
     (
         ["launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=etcd"],
         "launch.kubernetes.etcd=etcd is not host:port. Pods meet there.",
@@ -289,13 +301,13 @@ PROBLEMS = [
         ],
         "etcd_secret=e-tls sets ETCDCTL_CERT, and so do launch.env or secrets. Keep one",
     ),
-    (["launch.kubernetes.etcd_secret=s"], "read for launch.kubernetes.target=pytorchjob alone"),
+    (["launch.kubernetes.etcd_secret=s"], "read only for launch.kubernetes.target=pytorchjob"),
     (["elastic.rendezvous=etcd"], "elastic.rendezvous=etcd names no place to meet. Use tcp (a po"),
     (["elastic.rendezvous=etcd://a:b"], "'a:b' is not HOST:PORT. Agents ask etcd there."),
     (["elastic.rendezvous=etcd://a:1,"], "'' is not HOST:PORT."),
     (["elastic.rendezvous=etcd://::1"], "an address of IPv6 in brackets"),
     (["elastic.rendezvous=etcd://ann@a:1"], "elastic.rendezvous: names a user before the host"),
-    (["launch.kubernetes.runtime=mine"], "read for launch.kubernetes.target=trainjob alone"),
+    (["launch.kubernetes.runtime=mine"], "read only for launch.kubernetes.target=trainjob"),
     (["launch.kubernetes.topology=required"], "launch.kubernetes.queue is not set"),
     (["cluster.device=gpu"], "cluster.device=gpu is called cuda by torch. Use cuda."),
     (["cluster.device=cuda:0"], "cluster.device='cuda:0'"),
@@ -315,7 +327,7 @@ OWN: dict[str, object] = {
 
 OF_OWN: list[tuple[dict[str, object], str]] = [
     ({"model.module": "a/b.py"}, "model.module='a/b.py' is not of the form package.module:functi"),
-    ({"model.module": "no_such_thing:build"}, "there is no module no_such_thing in"),
+    ({"model.module": "no_such_thing:build"}, "module no_such_thing is neither in"),
     ({"parallel.tp": 2}, "how its matrices may be split is not known. Use dp_replicate and dp_sh"),
     ({"parallel.cp": 2}, "parallel.cp=2: in a module of your own attention would have to exchang"),
     ({"parallel.pp": 2}, "parallel.pp=2: in a module of your own where it can be cut"),

@@ -70,8 +70,10 @@ def test_its_recipe_is_that_of_a_module_of_ours_and_says_so(
     assert request.shape is None
     assert "module" not in request.as_written.model.model_fields_set
     told = capsys.readouterr().err
-    assert "is a model of type olmo, which is of no family here: it trains on data axes" in told
-    with pytest.raises(RequestError, match=r"there is no plan: .* without cp, tp, pp and ep"):
+    assert (
+        "is a model of type olmo, which is of no family here: it trains only on data axes" in told
+    )
+    with pytest.raises(RequestError, match=r"no plan is possible: .* without cp, tp, pp and ep"):
         _ = request.required_shape
 
 
@@ -81,7 +83,7 @@ REFUSED = [
     ({"parallel": {"cp": 2}}, "parallel.cp=2: in a model of type olmo attention would have to"),
     ({"optim": {"lr": "auto"}}, "optim.lr=auto follows a model's sizes, and those of a model of t"),
     ({"memory": {"offload": "activations"}}, "memory.offload=activations moves what known blocks"),
-    ({"model": {"lora": {"rank": 4}}}, "model.lora.rank=4 puts adapters beside known matrices"),
+    ({"model": {"lora": {"rank": 4}}}, "model.lora.rank=4 adds adapters to known matrices"),
     ({"model": {"compile": True}}, "model.compile=true was not tried"),
     ({"model": {"dropout": 0.1}}, "model.dropout=0.1 is put behind known parts of a block"),
     ({"task": {"generate_tokens": 4}}, "task.generate_tokens=4 needs logits"),

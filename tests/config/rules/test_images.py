@@ -29,15 +29,15 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("data.tokenizer=gpt2", "data.tokenizer=gpt2 is of text"),
         ("run.tokens=1000", "run.tokens=1000 is of text"),
         ("memory.loss_chunk=256", "memory.loss_chunk=256 is of text"),
-        ("model.preset=llama-tiny", "is no network for images. Use resnet-tiny, resnet18, "),
+        ("model.preset=llama-tiny", "is not a network for images. Use resnet-tiny, resnet18, "),
         ("parallel.tp=2", "parallel.tp=2: in a network for images "),
         ("optim.lr=auto", "Set optim.lr=0.1, usual for 256 images a step"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
         ("memory.offload=activations", "Use memory.recompute, or memory.offload=optimizer."),
         ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),
-        ("data.images.crop_area=[0.5, 0.1]", "crop_area=[0.5, 0.1] are no bounds. Give a number"),
-        ("data.images.crop_area=[0, 1]", "crop_area=[0.0, 1.0] are no bounds."),
-        ("data.images.crop_ratio=[2, 0.5]", "crop_ratio=[2.0, 0.5] are no bounds."),
+        ("data.images.crop_area=[0.5, 0.1]", "crop_area=[0.5, 0.1] are not bounds. Give a number"),
+        ("data.images.crop_area=[0, 1]", "crop_area=[0.0, 1.0] are not bounds."),
+        ("data.images.crop_ratio=[2, 0.5]", "crop_ratio=[2.0, 0.5] are not bounds."),
         ("data.images.rand_augment_magnitude=7", "rand_augment is 0. Set that to 2, as is usual"),
         ("task.name=causal_lm", "Use task.name=image_classification."),
     ],
@@ -127,7 +127,15 @@ def test_what_a_network_has_nothing_for_is_refused(
 @pytest.mark.parametrize(
     ("size", "global_batch", "micro_batch", "words"),
     [
-        (32, 5, 2, "optim.global_batch=5 in micro-batches of 2 leaves one picture alone, and at "),
+        (
+            32,
+            5,
+            2,
+            (
+                "optim.global_batch=5 in micro-batches of 2 leaves a micro-batch of one picture, "
+                "and at "
+            ),
+        ),
         (32, 5, 2, "Use optim.micro_batch=3, or optim.global_batch=4."),
         (32, 4, 1, "Use optim.micro_batch=2, or optim.global_batch=3."),
         (32, 4, 2, ""),

@@ -17,7 +17,7 @@ from shardyard.families.presets import PRESETS
 
 WRONG = [
     (["model.preset=bert-tiny"], "task.name=causal_lm: in bert-tiny a token sees tokens on both"),
-    (["task.name=masked_lm"], "task.name=masked_lm: in llama-tiny a token sees earlier tokens al"),
+    (["task.name=masked_lm"], "task.name=masked_lm: in llama-tiny a token sees only earlier to"),
     (
         ["model.preset=bert-tiny", "task.name=masked_lm", "task.generate_tokens=8"],
         "task.generate_tokens=8: a model that fills gaps does not continue text. Use 0.",
@@ -30,7 +30,7 @@ WRONG = [
     (["task.top_k=-1"], "task.top_k=-1"),
     (
         ["task.name=bert_pretraining", "data.format=sentences"],
-        "task.name=bert_pretraining: in llama-tiny a token sees earlier tokens alone. Use",
+        "task.name=bert_pretraining: in llama-tiny a token sees only earlier toone. Use",
     ),
     (["data.seq_len=512"], "data.seq_len=512 is more than the model's context of 256 tokens. Use"),
     (["parallel.tp=4"], "parallel.tp=4 does not divide the model's 4 heads and 2 key-value heads"),

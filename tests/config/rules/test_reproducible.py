@@ -84,7 +84,7 @@ def test_what_shows_when_the_model_is_known_is_refused_then() -> None:
     sparse = _resolved(_recipe(model={"preset": "qwen3-moe-tiny"}))
     with pytest.raises(RecipeError, match=r"reduce=exact with experts, whose routers .* Use fp32"):
         require_reproducible(sparse)
-    with pytest.raises(RecipeError, match=r"reduce=exact with a model of no known family, .*fp32"):
+    with pytest.raises(RecipeError, match=r"reduce=exact needs a model of a known family.*fp32"):
         require_reproducible(replace(sparse, shape=None))
     require_reproducible(replace(sparse, recipe=_recipe(precision={"reduce": "fp32"})))
 

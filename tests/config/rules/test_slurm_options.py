@@ -49,7 +49,7 @@ def test_the_example_of_each_option_is_taken(name: str) -> None:
 )
 def test_a_value_of_another_form_is_refused_with_an_example(name: str, value: object) -> None:
     text = refusal({"options": {name: value}})
-    assert f"launch.slurm.options.{name}=" in text and f"is no value of --{name}" in text
+    assert f"launch.slurm.options.{name}=" in text and f"is not a value of --{name}" in text
     wanted = f"such as {ALLOWED[name].example}" if ALLOWED[name].form else "true or false"
     assert wanted in text
 
@@ -68,10 +68,16 @@ def test_an_option_that_the_launch_sets_itself_is_refused_with_the_setting_s_nam
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("excludes", "is no option that is passed on. Did you mean exclude? Those are exclude, "),
-        ("wrap", "is no option that is passed on."),
+        (
+            "excludes",
+            (
+                "is not an option that Shardyard passes on. Did you mean exclude? Allowed are "
+                "exclude, "
+            ),
+        ),
+        ("wrap", "is not an option that Shardyard passes on."),
         ("--exclude", "is written without dashes. Write exclude."),
-        ("uid", "is no option that is passed on."),
+        ("uid", "is not an option that Shardyard passes on."),
     ],
 )
 def test_an_option_that_is_not_known_is_refused_with_the_nearest_and_all(

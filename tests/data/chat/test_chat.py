@@ -184,7 +184,9 @@ def test_a_tokenizer_without_a_template_is_refused_with_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"x has no chat template.*Set data\.chat_template to"):
         ChatTemplate(files, name="x")
     files["chat_template.jinja"] = b"{% for %}"
-    with pytest.raises(RequestError, match=r"no template that Jinja can read \(.*Fetch it again"):
+    with pytest.raises(
+        RequestError, match=r"not a template that Jinja can read \(.*Fetch it again"
+    ):
         ChatTemplate(files, name="x")
 
 
@@ -223,7 +225,7 @@ def test_a_token_that_a_template_needs_and_nobody_names_is_told_with_where_to_se
     with pytest.raises(
         RequestError,
         match=r"chat template of x writes bos_token, and no such token is named there\. Set "
-        r"bos_token in tokenizer_config\.json beside the template .* data\.chat_template",
+        r"bos_token in tokenizer_config\.json next to the template .* data\.chat_template",
     ):
         ChatTemplate(files, name="x").render(messages)
     files["tokenizer_config.json"] = json.dumps({**config, "bos_token": "<s>"}).encode()

@@ -83,7 +83,7 @@ def test_the_time_of_a_template_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_template_of_too_many_levels_is_none_that_can_be_read(opened: str) -> None:
     files = files_of(STOCK["chatml"])
     files["chat_template.jinja"] = opened.encode()
-    with pytest.raises(RequestError, match="no template that Jinja can read"):
+    with pytest.raises(RequestError, match="not a template that Jinja can read"):
         ChatTemplate(files, name="x")
 
 

@@ -115,18 +115,18 @@ def _flat_train(root: Path) -> Path:
 EXPANDS = '<!DOCTYPE a [<!ENTITY b "n01440764"><!ENTITY c "&b;&b;&b;">]>\n'
 WRONG: list[tuple[Any, type[ShardyardError], str]] = [
     (_without_annotations, SourceError, "1 pictures of val have no class: neither LOC_val_solut"),
-    (_annotation("<annotation><object>"), SourceError, "00000003.xml is no XML: no element found"),
+    (_annotation("<annotation><object>"), SourceError, "00000003.xml is not XML: no element found"),
     (_annotation(EXPANDS + BOXES), SourceError, "it declares a document type, which no annotation"),
     (
         _annotation(BOXES.format(name="x", wnid="cat")),
         SourceError,
-        "says cat, where one class such",
+        "says cat, not one class such",
     ),
-    (_annotation("<annotation/>"), SourceError, "says nothing, where one class such as n01440764"),
+    (_annotation("<annotation/>"), SourceError, "says nothing, not one class such as n01440764"),
     (
         _annotation("<annotation>" + " " * 2**20),
         SourceError,
-        "is no annotation: it has 1,048,588 b",
+        "is not an annotation: it has 1,048,588 b",
     ),
     (_val_alone, RequestError, "what says their classes lies elsewhere. Name the folder ILSVRC"),
     (_flat_train, SourceError, "1 pictures of train lie in no folder of a class: Data/CLS-LOC/tra"),

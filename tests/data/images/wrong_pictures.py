@@ -160,7 +160,7 @@ BROKEN = [
         _shard(lambda _: SHARD[:SECOND] + b"x" * 100 + SHARD[SECOND + 100 :]),
         _TAR + " is damaged or cut off at byte",
     ),
-    Wrong("two shards put together", _shard(lambda _: SHARD + SHARD), "goes on behind its end"),
+    Wrong("two shards put together", _shard(lambda _: SHARD + SHARD), "continues behind its end"),
     Wrong("a shard that is no tar file", _shard(lambda _: JPEG * 9), _TAR + " is damaged"),
     Wrong("a link in a shard", _link, r"a\.tar: member 1\.jpg is a link"),
     Wrong(
@@ -183,7 +183,7 @@ BROKEN = [
     Wrong(
         "a packed shard that is cut off",
         _shard(lambda _: gzip.compress(SHARD)[:-2000], "a.tar.gz"),
-        r"a\.tar\.gz is no gzip file, damaged or cut off",
+        r"a\.tar\.gz is not a gzip file, or is damaged or cut off",
     ),
     Wrong(
         "rows without bytes",
@@ -220,7 +220,7 @@ ODD = [
     Wrong("a capital suffix", _beside("bee/odd.JPEG", JPEG)),
     Wrong("a page beside class folders", _beside("README.md", b"about")),
     Wrong("a hidden file", _beside("bee/.DS_Store", b"x")),
-    Wrong("a name that is no UTF-8", _beside("bee/\udcff\udcfe.jpg", JPEG)),
+    Wrong("a name that is not UTF-8", _beside("bee/\udcff\udcfe.jpg", JPEG)),
     Wrong("a folder in a class", _beside("bee/more/odd.jpg".replace("more/", "more_"), JPEG)),
     Wrong("parts of a mask in a shard", _with("000003.seg.png", PNG)),
     Wrong("hidden files of a Mac in a shard", _with("._000003.jpg", b"x")),

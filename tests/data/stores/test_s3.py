@@ -188,7 +188,7 @@ def test_a_store_that_knows_no_conditions_is_held_to_the_etag_too(world: World) 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("s3://nobodys/x", r"cannot list s3://nobodys/x: there is no bucket 'nobodys'.*Correct"),
+        ("s3://nobodys/x", r"cannot list s3://nobodys/x: bucket 'nobodys' does not exist.*Correct"),
         ("s3://corpus/x.jsonl", r"'s3://corpus/x\.jsonl' does not exist: .*Correct the address"),
         ("s3://corpus/*.txt", r"no file matches '\*\.txt' in s3://corpus\. Correct the pattern"),
         ("s3://corp*/x.txt", r"has a wildcard in the name of a bucket.*wildcards behind it"),

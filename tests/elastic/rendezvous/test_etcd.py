@@ -272,7 +272,7 @@ def test_who_has_no_password_is_refused_and_who_has_one_meets(own: EtcdServer) -
     own.etcdctl("user", "add", "ann:s3cret")
     own.etcdctl("user", "grant-role", "ann", "runs")
     own.etcdctl("auth", "enable")
-    with pytest.raises(AccessError, match="refused a client without user"):
+    with pytest.raises(AccessError, match="rejected a client without user"):
         enter(own, "closed")
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("ETCDCTL_USER", "ann")

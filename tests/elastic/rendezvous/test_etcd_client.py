@@ -122,8 +122,8 @@ def test_an_etcd_of_version_2_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (404, b"nothing here", r"is no etcd \(status 404.*mostly 2379"),
-        (200, b"<html>", r"is no etcd \(status 200"),
+        (404, b"nothing here", r"is not etcd \(status 404.*mostly 2379"),
+        (200, b"<html>", r"is not etcd \(status 200"),
     ],
 )
 def test_what_is_no_etcd_is_told_as_such(status: int, body: bytes, words: str) -> None:
@@ -163,7 +163,7 @@ def test_a_token_that_has_ended_is_taken_anew() -> None:
          "refused user ann .*Give ETCDCTL_USER and ETCDCTL_PASSWORD by `secrets`"),
         (7, "etcdserver: permission denied", "lets user ann not do .* grant-permission ROLE"),
         (9, "etcdserver: authentication is not enabled", "asks for no password, but ETCDCTL_USER"),
-        (16, "etcdserver: invalid auth token", "refused a token that it had just given out"),
+        (16, "etcdserver: invalid auth token", "rejected a token that it had just given out"),
     ],
 )  # fmt: skip
 def test_who_is_not_let_in_is_told_how(code: int, answer: str, words: str) -> None:
@@ -181,7 +181,7 @@ def test_a_client_without_user_is_told_to_name_one() -> None:
     def reply(*_: Any) -> tuple[int, Any]:
         return 400, {"error": "etcdserver: user name is empty", "code": 3}
 
-    with server_that(reply) as port, pytest.raises(AccessError, match="refused a client without"):
+    with server_that(reply) as port, pytest.raises(AccessError, match="rejected a client without"):
         look(at(port))
 
 
@@ -190,7 +190,7 @@ def test_a_client_without_user_is_told_to_name_one() -> None:
     [
         (False, {"ETCDCTL_CACERT": "/ca", "ETCDCTL_KEY": "/k"},
          "ETCDCTL_CACERT and ETCDCTL_KEY in the environment, but .* Write etcds://"),
-        (False, {"ETCDCTL_USER": "ann"}, "ETCDCTL_USER=ann but there is no ETCDCTL_PASSWORD"),
+        (False, {"ETCDCTL_USER": "ann"}, "ETCDCTL_USER=ann but ETCDCTL_PASSWORD is not"),
         (True, {"ETCDCTL_CERT": "/c"}, "of ETCDCTL_CERT and ETCDCTL_KEY one is set"),
         (True, {"ETCDCTL_CACERT": "/no/such"}, "cannot be used: .*No such file"),
     ],

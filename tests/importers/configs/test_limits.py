@@ -26,7 +26,7 @@ def bomb(levels: int) -> str:
 
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2\n{}\ntorchrun --nproc-per-node 2 train.py\n"
 WRONG = {
-    "bomb.yaml": (bomb(12), "stands for more than 200,000 values"),
+    "bomb.yaml": (bomb(12), "expands to more than 200,000 values"),
     "self.yaml": ("a: &a [1, *a]\n", "recursive node"),
     "keys.json": (json.dumps({f"k{n}": n for n in range(60_000)}), "more than 20,000 values"),
     "list.json": (json.dumps({"a": [{"b": n} for n in range(60_000)]}), "more than 20,000 values"),
@@ -77,7 +77,7 @@ def test_a_recipe_may_use_aliases_and_hold_many_labels(tmp_path: Path) -> None:
     recipe.write_text("model: {preset: llama-tiny}\nmodel2:\n" + "\n".join(
         f"  {line}" for line in bomb(10).splitlines()
     ))  # fmt: skip
-    with pytest.raises(RequestError, match=r"recipe\.yaml stands for more than 200,000 values"):
+    with pytest.raises(RequestError, match=r"recipe\.yaml expands to more than 200,000 values"):
         load_recipe([recipe])
 
 
@@ -85,7 +85,7 @@ def test_a_pipe_or_device_in_place_of_a_recipe_is_no_wait(tmp_path: Path) -> Non
     pipe, device = tmp_path / "pipe", tmp_path / "recipe.yaml"
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
-    with pytest.raises(StorageError, match=r"is a named pipe, and nothing came from it in 0\.1 s"):
+    with pytest.raises(StorageError, match=r"is a named pipe, and no data came from it in 0\.1 s"):
         read_user_file(pipe, limit_bytes=100, within_s=0.1)
     with pytest.raises(RequestError, match="is a device, not a file"):
         load_recipe([device])

@@ -325,7 +325,7 @@ def test_the_verbs_of_a_run_from_the_command_line(
     said("resume", "first", "--runs-dir", runs, "--yes")
     said("cancel", "first", "--runs-dir", runs)
     said("teardown", "first", "--runs-dir", runs, "--yes")
-    assert "not told in time" not in said("runs", "--runs-dir", runs)
+    assert "no answer in time" not in said("runs", "--runs-dir", runs)
 
 
 # Answers of our test server, without the parts that differ from call to call.

@@ -106,5 +106,5 @@ def test_silence_is_asked_about_and_is_no_end_at_once(
     waits = ["sh", "-c", "sleep 0.5; echo awake"]
     found = api.exec("worker", container="node", command=waits, silence_s=0.2)
     assert b"".join(found) == b"awake\n"
-    with pytest.raises(LostConnectionError, match="nothing came any more"):
+    with pytest.raises(LostConnectionError, match="no more data came"):
         list(api.exec("worker", container="node", command=waits, silence_s=0.02))

@@ -55,7 +55,7 @@ def test_all_of_it_is_shown_without_a_cluster(
     assert exporter.startswith("helm upgrade --install dcgm-exporter dcgm-exporter --repo ")
     kinds = [item["kind"] for item in yaml.safe_load_all(rest)]
     assert kinds == ["ConfigMap", "ConfigMap", "PrometheusRule", "PodMonitor"]
-    assert "what the target has already was not asked" in said.err
+    assert "what the target has already is unknown" in said.err
     assert site.calls() == [] and not site.runs.exists()
 
 

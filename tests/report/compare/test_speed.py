@@ -50,7 +50,7 @@ def test_a_real_effect_below_two_per_cent_is_inconclusive_and_not_equal() -> Non
     speed = compare_speed(turns[0], [slowed(each, 1.01) for each in turns[1]])
     assert speed.low is not None and speed.low > 1
     assert speed.verdict == "inconclusive"
-    assert "less than 2% is no verdict, though not equal" in speed.why
+    assert "less than 2% is not a verdict, though not equal" in speed.why
 
 
 def test_one_run_each_is_not_trusted_beyond_what_runs_of_one_recipe_differ_by() -> None:

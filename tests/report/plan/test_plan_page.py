@@ -283,7 +283,7 @@ def test_offers_are_drawn_labelled_and_listed_and_the_pick_is_named() -> None:
 
 
 def test_what_was_measured_is_named() -> None:
-    assert "Nothing of this was measured" in words(whole_page())
+    assert "All of this is predicted" in words(whole_page())
     source = "time of a step: measured, run r1, attempt 0"
     plan = replace(planned(), measured=(source,))
     assert f"Measured, not looked up:{source}" in words(

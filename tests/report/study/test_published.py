@@ -93,14 +93,14 @@ def test_epoch_times_that_a_source_only_draws_come_out_in_the_same_form(tmp_path
         ("accelerators,sample_per_s\n8,1\n", "is 'samples_per_s' meant?"),
         ("nodes,samples_per_s\n1,8\n", "accelerators is missing"),
         ("accelerators,nodes\n8,1\n", "a rate is missing: one of samples_per_s"),
-        ("accelerators,samples_per_s\n8,fast\n", "row 2: samples_per_s='fast' is no number"),
-        ("accelerators,samples_per_s\n8,-1\n", "row 2: samples_per_s='-1' is no number above 0"),
-        ("accelerators,samples_per_s\n8.5,1\n", "accelerators='8.5' is no whole number"),
+        ("accelerators,samples_per_s\n8,fast\n", "row 2: samples_per_s='fast' is not a number"),
+        ("accelerators,samples_per_s\n8,-1\n", "row 2: samples_per_s='-1' is not a number above 0"),
+        ("accelerators,samples_per_s\n8.5,1\n", "accelerators='8.5' is not a whole number"),
         ("accelerators,samples_per_s\n,1\n", "row 2: accelerators is empty"),
         ("accelerators,samples_per_s\n8,\n", "no rate in one row"),
         ("accelerators,samples_per_s,tokens_per_s\n8,1,2\n", "samples_per_s and tokens_per_s in"),
         ("accelerators,samples_per_s,tokens_per_s\n8,1,\n16,,2\n", "rates of different kinds"),
-        ("accelerators,samples_per_s\n8,1\n8,2\n", "8 accelerators stand in several rows"),
+        ("accelerators,samples_per_s\n8,1\n8,2\n", "8 accelerators are in several rows"),
     ],
 )
 def test_a_wrong_table_is_refused_with_its_place(tmp_path: Path, text: str, says: str) -> None:

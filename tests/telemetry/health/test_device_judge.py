@@ -167,8 +167,8 @@ def test_a_limit_of_processor_time_is_said_with_its_share_and_when_it_is_over() 
     begun, over = look(*held, *free)
     assert (begun.t, begun.kind, begun.device, begun.whose) == (20.0, "throttled", None, "either")
     assert begun.cause == (
-        "in 60% of the periods its processes use up their limit of 2 cores, and stand still for "
-        "the rest of each (cgroup cpu.max; resources.limits.cpu in Kubernetes)"
+        "in 60% of the periods its processes use up their limit of 2 cores, and pause for the "
+        "rest of each (cgroup cpu.max; resources.limits.cpu in Kubernetes)"
     )
     assert (over.t, over.is_over, over.cause) == (45.0, True, begun.cause)
 

@@ -169,7 +169,7 @@ def next_request(link: socket.socket) -> RequestKind | None:
     try:
         return RequestKind(kind)
     except ValueError:
-        raise SnapshotRejectedError(f"there is no request {kind!r}") from None
+        raise SnapshotRejectedError(f"unknown request {kind!r}") from None
 
 
 def put(link: socket.socket, slot: mmap.mmap, head: SlotHeader) -> None:
@@ -239,7 +239,7 @@ def receive_slot(link: socket.socket, allocate: Allocate) -> mmap.mmap:
         try:
             text = SlotText.from_bytes(content, head)
         except ValueError as error:
-            raise SnapshotRejectedError(f"this is no snapshot: {error}") from error
+            raise SnapshotRejectedError(f"not a snapshot: {error}") from error
         memory = allocate(text, head)
         # The old head must not vouch for new bytes if the transfer breaks off.
         empty(memory)

@@ -163,7 +163,7 @@ class SlotText:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its text has another form ({error!r})") from error
         if _natural(found.rank) >= _natural(found.world_size) or not isinstance(found.values, dict):
-            raise ValueError(f"there is no rank {found.rank} of {found.world_size}")
+            raise ValueError(f"rank {found.rank} does not exist in a run of {found.world_size}")
         if any(piece.end > head.tensors_bytes for piece in pieces.values()):
             raise ValueError("it names tensors that it has no room for")
         return found

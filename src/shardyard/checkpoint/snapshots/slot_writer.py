@@ -100,8 +100,8 @@ class Slot:
         text = f'{{{head}, "values": {values_json}, "tensors": {room.pieces_json}}}'.encode()
         if HEAD_BYTES + len(text) > room.tensors_at:
             raise CheckpointError(
-                f"a snapshot has room for {format_bytes(_VALUES_ROOM)} of what is no tensor, and "
-                f"this state has {format_bytes(len(values_json))} of it. Set "
+                f"a snapshot has room for {format_bytes(_VALUES_ROOM)} of values that are not "
+                f"tensors, and this state has {format_bytes(len(values_json))} of them. Set "
                 "elastic.snapshot_every=null."
             )
         write_head(

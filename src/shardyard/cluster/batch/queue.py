@@ -90,7 +90,7 @@ def condition_of(world: World) -> Condition:
     if missing and all(one.get("status") == "DELETING" for one in there.values()):
         return Condition(word="going", tags=tags)
     if missing:
-        return Condition(word="failed", reason=f"there is no {missing[0]}", tags=tags)
+        return Condition(word="failed", reason=f"missing: {missing[0]}", tags=tags)
     for kind, one in there.items():
         word, why = _condition(kind, one)
         if word != "there":
@@ -279,8 +279,8 @@ def block_ends(world: World) -> str:
     ends = reservation_of(world).get("EndDate")
     if ends is None:
         raise ShardyardError(
-            f"{world.spec.nodes.capacity} has no end, so it is no capacity block. Make the queue "
-            f"with nodes.capacity=reservation:{world.spec.capacity.reservation}."
+            f"{world.spec.nodes.capacity} has no end, so it is not a capacity block. Make the "
+            f"queue with nodes.capacity=reservation:{world.spec.capacity.reservation}."
         )
     return f"{ends:%Y-%m-%dT%H:%M:%SZ}" if hasattr(ends, "strftime") else str(ends)
 
@@ -296,8 +296,8 @@ def reservation_of(world: World) -> dict[str, Any]:
     reservations: list[dict[str, Any]] = answer.get("CapacityReservations", [])
     if not reservations:
         raise RequestError(
-            f"nodes.capacity={world.spec.nodes.capacity}: there is no such reservation in "
-            f"{region}. `aws ec2 describe-capacity-reservations --region {region}` lists yours."
+            f"nodes.capacity={world.spec.nodes.capacity}: unknown reservation in {region}. `aws "
+            f"ec2 describe-capacity-reservations --region {region}` lists yours."
         )
     return reservations[0]
 
@@ -340,7 +340,7 @@ def _check_subnet(world: World) -> None:
     answer = world.ask("ec2", "describe_subnets", SubnetIds=[name]) or {"Subnets": []}
     if not answer["Subnets"]:
         raise RequestError(
-            f"vpc.subnets names {name}, and there is no such subnet in {spec.region}. `aws ec2 "
+            f"vpc.subnets names {name}, which is not a subnet in {spec.region}. `aws ec2 "
             f"describe-subnets --region {spec.region}` lists yours."
         )
     subnet = answer["Subnets"][0]

@@ -315,7 +315,7 @@ def _capacity_options(spec: ClusterSpec) -> dict[str, Any]:
                 **(market if capacity.kind == "block" else {}),
             }
         case kind:
-            raise AssertionError(f"capacity {kind!r} is refused before")
+            raise AssertionError(f"capacity {kind!r} is rejected before")
 
 
 def user_data(spec: ClusterSpec, fs: FileSystemOutputs | None, *, own: str | None) -> str:

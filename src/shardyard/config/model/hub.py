@@ -180,10 +180,9 @@ def verified_repository(
         if found.st_size != file.bytes or digests_of(path).sha256 != file.sha256:
             raise RequestError(
                 f"{path} was changed after it was fetched: it has {found.st_size:,} bytes and "
-                f"another SHA-256 than {COMPLETE} beside it says. A run from it would not be one "
-                f"from {stored.name} at {stored.commit[:12]}. Remove the file to have it "
-                "fetched again; if the change is wanted, copy the folder elsewhere and name it "
-                "with model.path."
+                f"another SHA-256 than {COMPLETE} next to it says. A run with it would not train "
+                f"{stored.name} at {stored.commit[:12]}. Remove the file to have it fetched again; "
+                "if the change is wanted, copy the folder elsewhere and name it with model.path."
             )
     return stored
 

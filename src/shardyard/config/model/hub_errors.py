@@ -88,7 +88,7 @@ def _translate_error(error: Exception, words: str, setting: HubSetting) -> Excep
                 )
             case errors.HFValidationError():
                 return RequestError(
-                    f"{words} is no name of a repository: {_first_line(cause)} Write owner/name."
+                    f"{words} is not a name of a repository: {_first_line(cause)} Write owner/name."
                 )
             case errors.HfHubHTTPError() if cause.response.status_code in (401, 403):
                 return AccessError(

@@ -110,8 +110,8 @@ def network_or_none(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
     kind = KINDS.get(str(content.get("model_type")))
     if kind is None:
         raise RequestError(
-            f"{path}: model_type={content.get('model_type')!r} is no network for images that is "
-            f"known here. {', '.join(KINDS)} are."
+            f"{path}: model_type={content.get('model_type')!r} is not a known network for images. "
+            f"Known are {', '.join(KINDS)}."
         )
     return kind.of_config(content, str(path))
 

@@ -136,7 +136,7 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
     if name not in DATA_FORMATS:
         near = difflib.get_close_matches(name, DATA_FORMATS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DATA_FORMATS)}."
-        yield Problem("data.format", f"={_show(name)}: there is no such format. {hint}")
+        yield Problem("data.format", f"={_show(name)}: unknown format. {hint}")
         return
     wanted = task_row(recipe.task.name).data_formats
     if wanted and name not in wanted:
@@ -152,7 +152,7 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
         is_ignored = bool(names) and all(key in DATA_FORMATS[each].ignores for each in names)
         if (readers and not {*readers} & {*names}) or is_ignored:
             where = " and ".join(names)
-            text = f"={_show(getattr(recipe.data, key))} says nothing where data.format is {where}"
+            text = f"={_show(getattr(recipe.data, key))} has no effect where data.format is {where}"
             of = f": it is a setting of {' and '.join(readers)}" if readers else ""
             yield Problem(f"data.{key}", f"{text}{of}. Leave it out.")
 
@@ -173,8 +173,8 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     if not given and model.preset is None:
         yield Problem(
             "model",
-            "names nothing to train. Write `model: {preset: llama-tiny}`, or path or hub. "
-            f"Presets are {', '.join(PRESETS)}.",
+            "does not say which model to train. Write `model: {preset: llama-tiny}`, or path "
+            f"or hub. Presets are {', '.join(PRESETS)}.",
         )
     if len(given) > 1:
         named = " and ".join(f"model.{key}" for key in given)
@@ -186,7 +186,9 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
         text = "says what shape a model has, and names none. Give model.path or model.hub too."
         yield Problem("model.config", text)
     if model.preset is not None and not _is_preset(model.preset):
-        yield Problem("model.preset", f"={_show(model.preset)} is no preset. {_preset_hint(model)}")
+        yield Problem(
+            "model.preset", f"={_show(model.preset)} is not a preset. {_preset_hint(model)}"
+        )
     if model.revision is not None and model.hub is None:
         text = f"={_show(model.revision)} is of a repository on the hub, and model.hub names none. "
         yield Problem("model.revision", f"{text}Name it, or leave the revision out.")
@@ -362,7 +364,10 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
     }
     wanting = [name for name, value in wants.items() if value is not None]
     if wanting and recipe.data.eval_fraction == 0:
-        text = f"=0 holds nothing out, but {wanting[0]} needs an evaluation. Use 0.05, say."
+        text = (
+            f"=0 leaves no validation split, but {wanting[0]} needs an evaluation. Use 0.05, for "
+            "example."
+        )
         yield Problem("data.eval_fraction", text)
 
 
@@ -373,7 +378,7 @@ def _target(recipe: Recipe) -> Iterable[Problem]:
         if name not in metrics:
             near = difflib.get_close_matches(name, metrics, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"It has {', '.join(metrics)}."
-            text = f"names {_show(name)}, which is no metric of {recipe.task.name}. {hint}"
+            text = f"names {_show(name)}, which is not a metric of {recipe.task.name}. {hint}"
             yield Problem("run.target", text)
 
 
@@ -397,7 +402,7 @@ def _check_peer_snapshots(recipe: Recipe) -> Iterable[Problem]:
     if elastic.snapshot_neighbour is not True:
         return
     if not snapshots_enabled(recipe):
-        text = "=true copies snapshots, of which there are none. Set elastic.snapshot_every=auto."
+        text = "=true copies snapshots, but snapshots are off. Set elastic.snapshot_every=auto."
         yield Problem(setting, text)
     if recipe.cluster.nodes == 1 and elastic.max_nodes in ("auto", 1):
         text = "=true needs a second node, which keeps the copies. Leave it at auto."
@@ -443,7 +448,8 @@ def _bits(recipe: Recipe) -> Iterable[Problem]:
         if (degree := getattr(parallel, axis)) > 1:
             text = (
                 f"={every} compares ranks that compute the same, and with parallel.{axis}={degree} "
-                "each computes a part of its own. Data axes alone can be checked: leave one out."
+                "each computes a part of its own. Only data axes can be checked: leave one of the "
+                "two out."
             )
             yield Problem("elastic.check_bits_every", text)
 

@@ -45,7 +45,9 @@ def require_shape(shape: ModelShape | None) -> ModelShape:
         RequestError: There is none: the model is of the user's own.
     """
     if shape is None:
-        raise RequestError(f"there is no plan: {NO_SHAPE}. Train a few steps and see the report.")
+        raise RequestError(
+            f"no plan is possible: {NO_SHAPE}. Train a few steps and see the report."
+        )
     return shape
 
 
@@ -158,7 +160,7 @@ MODULE = "shardyard.train.custom_model:open_causal_lm"
 """Value of ``model.module`` in such a recipe."""
 
 LACKS = (
-    "it trains on data axes alone (dp_replicate, dp_shard with zero 1 to 3), without cp, tp, pp "
+    "it trains only on data axes (dp_replicate, dp_shard with zero 1 to 3), without cp, tp, pp "
     "and ep, fp8, adapters, planned memory, time and price, and MFU; each process holds all of it "
     "while it is opened and exported"
 )
@@ -214,8 +216,9 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
     if config.get("is_encoder_decoder") or kind in _ENCODER_DECODER:
         raise RequestError(
             f"{source}: model_type={kind!r} reads one text and writes another (encoder and "
-            "decoder). Here a sample is one text, whose tokens are predicted: nothing feeds the "
-            "encoder. Use a causal model, or a script with a module of your own (docs/library.md)."
+            "decoder). Here a sample is one text, whose tokens are predicted, so the encoder "
+            "would have no input. Use a causal model, or a script with a module of your own "
+            "(docs/library.md)."
         )
     if not any(str(name).endswith(CAUSAL_CLASSES) for name in names):
         return None  # refused where configs are read
@@ -269,9 +272,7 @@ def _check_model_type(recipe: Recipe, kind: str) -> list[Problem]:
         )
         found.append(Problem(setting, text))
     if recipe.model.lora.rank is not None:
-        text = (
-            f"={recipe.model.lora.rank} puts adapters beside known matrices of a block. Use PEFT."
-        )
+        text = f"={recipe.model.lora.rank} adds adapters to known matrices of a block. Use PEFT."
         found.append(Problem("model.lora.rank", text))
     if recipe.model.compile is True:
         text = "=true was not tried with models whose inside is not known. Use false."

@@ -109,7 +109,7 @@ def _encoding_error(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "is no Unicode text: half of a character stands alone in it. Write it as UTF-8."
+        return "is not valid Unicode text, as it holds half of a surrogate pair. Write it as UTF-8."
     return None
 
 
@@ -117,8 +117,8 @@ def _line_error(text: str) -> str | None:
     control = next((c for c in text if unicodedata.category(c) == "Cc"), None)
     if control is not None:
         return (
-            f"holds the control character {control!r}, which breaks the lines of scripts and logs "
-            "that it stands in. Remove it."
+            f"holds the control character {control!r}, which would break lines of scripts and "
+            "logs. Remove it."
         )
     size = len(text.encode())
     if size > _WHOLE_BYTES:
@@ -189,12 +189,12 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
             )
             yield Problem(f"{at}.weight", text)
         if share.format is not None and share.format not in DATA_FORMATS:
-            text = f"={share.format}: there is no such format; {', '.join(DATA_FORMATS)} are."
+            text = f"={share.format}: unknown format; known are {', '.join(DATA_FORMATS)}."
             yield Problem(f"{at}.format", text)
             continue
         format = share.format or data.format
         if share.text_key is not None and "text_key" in DATA_FORMATS[format].ignores:
-            text = f"={share.text_key!r} says nothing where the format is {format}. Leave it out."
+            text = f"={share.text_key!r} has no effect where the format is {format}. Leave it out."
             yield Problem(f"{at}.text_key", text)
 
 
@@ -275,5 +275,5 @@ def check_conversations(recipe: Recipe) -> Iterable[Problem]:
         text = f"names {BITS_PER_BYTE}, which is of running text. Use loss for dialogues."
         yield Problem("run.target", text)
     if data.loss_share[0] >= data.loss_share[1]:
-        text = f"={list(data.loss_share)} is no range. Write the smaller share first."
+        text = f"={list(data.loss_share)} is not a range. Write the smaller share first."
         yield Problem("data.loss_share", text)

@@ -83,7 +83,7 @@ def _check_single_image_batch(recipe: Recipe, network: ImageNetwork) -> Iterable
     if name is None:
         return
     text = (
-        f"={samples} in micro-batches of {micro_batch} leaves one picture alone, and at "
+        f"={samples} in micro-batches of {micro_batch} leaves a micro-batch of one picture, and at "
         f"data.images.size={network.size} the batch normalisation {name} sees one number of each "
         "of its features, which has no variance. "
     )
@@ -152,7 +152,9 @@ def check_images(recipe: Recipe) -> Iterable[Problem]:
     if "source" not in recipe.data.model_fields_set:
         yield Problem("data.source", "names no images. Give a folder that holds one of each class.")
     if recipe.model.preset is not None and recipe.model.preset not in IMAGE_PRESETS:
-        text = f"={recipe.model.preset} is no network for images. Use {', '.join(IMAGE_PRESETS)}."
+        text = (
+            f"={recipe.model.preset} is not a network for images. Use {', '.join(IMAGE_PRESETS)}."
+        )
         yield Problem("model.preset", text)
     yield from check_unsupported_axes(recipe, _WHAT)
     yield from _check_augmentation(recipe)
@@ -180,7 +182,10 @@ def _check_augmentation(recipe: Recipe) -> Iterable[Problem]:
         ("crop_ratio", images.crop_ratio),
     ):
         if not 0 < least <= largest:
-            text = f"=[{least}, {largest}] are no bounds. Give a number above 0, then one no less."
+            text = (
+                f"=[{least}, {largest}] are not bounds. Give a number above 0, then one at least "
+                "as large."
+            )
             yield Problem(f"data.images.{key}", text)
     if "rand_augment_magnitude" in images.model_fields_set and not images.rand_augment:
         text = f"={images.rand_augment_magnitude} is of no operation, as data.images.rand_augment "

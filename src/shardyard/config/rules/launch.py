@@ -31,8 +31,8 @@ def check_launch(recipe: Recipe) -> Iterable[Problem]:
 def _run_dir(launch: Launch) -> Iterable[Problem]:
     if launch.run_dir is not None and not launch.run_dir.startswith("/"):
         text = (
-            f"={launch.run_dir} is no absolute path. Nodes start elsewhere than here. Write the "
-            "whole path, as the nodes see it."
+            f"={launch.run_dir} is not an absolute path. Nodes start elsewhere than here. Write "
+            "the whole path, as the nodes see it."
         )
         yield Problem("launch.run_dir", text)
 
@@ -42,7 +42,7 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
         sources = {"claim": volume.claim, "efs": volume.efs, "host": volume.host}
         given = [name for name, value in sources.items() if value is not None]
         if len(given) != 1:
-            what = "names nothing to mount" if not given else f"names {' and '.join(given)}"
+            what = "does not say what to mount" if not given else f"names {' and '.join(given)}"
             text = (
                 f"{what} at {volume.path}. Give one of claim (Kubernetes), efs (AWS Batch), host."
             )
@@ -51,13 +51,13 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
             volume.efs is None or not re.fullmatch("fsap-[0-9a-f]{8,40}", volume.access_point)
         ):
             text = (
-                f"={volume.access_point} is no access point of an EFS file system that efs names. "
-                "Write efs: fs-... and access_point: fsap-..., as `aws efs describe-access-points` "
-                "prints them."
+                f"={volume.access_point} is not an access point of the EFS file system in efs. "
+                "Write efs: fs-... and access_point: fsap-..., as `aws efs "
+                "describe-access-points` prints them."
             )
             yield Problem(f"launch.volumes[{place}].access_point", text)
         if not volume.path.startswith("/"):
-            text = f"={volume.path} is no absolute path. Give the whole path in the container."
+            text = f"={volume.path} is not an absolute path. Give the whole path in the container."
             yield Problem(f"launch.volumes[{place}].path", text)
         elif ":" in volume.path or ".." in volume.path.split("/"):
             text = (
@@ -75,7 +75,7 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
 def _image_paths(launch: Launch) -> Iterable[Problem]:
     for path in launch.image_paths:
         if not path.startswith("/"):
-            text = f"={path} is no absolute path. Give the whole path, as the nodes see it."
+            text = f"={path} is not an absolute path. Give the whole path, as the nodes see it."
             yield Problem("launch.image_paths", text)
 
 
@@ -122,8 +122,8 @@ def _slurm(slurm: Slurm) -> Iterable[Problem]:
         yield Problem(f"{SETTING}.gres", text)
     if slurm.container_mounts and slurm.container_image is None:
         text = (
-            f"={list(slurm.container_mounts)} but launch.slurm.container_image is not set: nothing "
-            "is mounted without a container. Set it, or leave the mounts out."
+            f"={list(slurm.container_mounts)} but launch.slurm.container_image is not set: mounts "
+            "need a container. Set it, or leave the mounts out."
         )
         yield Problem("launch.slurm.container_mounts", text)
     for mount in slurm.container_mounts:
@@ -168,7 +168,7 @@ def _kubernetes(kubernetes: Kubernetes) -> Iterable[Problem]:
         value = getattr(kubernetes, key)
         if value != getattr(Kubernetes(), key) and kubernetes.target != target:
             text = (
-                f"={value} is read for launch.kubernetes.target={target} alone; it is "
+                f"={value} is read only for launch.kubernetes.target={target}; it is "
                 f"{kubernetes.target}. Leave it out, or choose that target."
             )
             yield Problem(f"launch.kubernetes.{key}", text)
@@ -245,13 +245,13 @@ def check_environment(recipe: Recipe) -> Iterable[Problem]:
 def _check_variable_name(section: str, name: str) -> Iterable[Problem]:
     if not is_variable(name):
         text = (
-            f"{show(name)} is no name of an environment variable. Use letters, digits and "
-            "underscores, and begin with no digit, such as HF_HOME."
+            f"{show(name)} is not a valid name of an environment variable. Use letters, digits and "
+            "underscores, and do not begin with a digit, such as HF_HOME."
         )
         yield Problem(section, text)
     elif _TAKEN.fullmatch(name):
         text = (
-            "is set by the scheduler or by shardyard: it says where a process stands among the "
-            "others, or how it reports. Remove it; a number of nodes is cluster.nodes."
+            "is set by the scheduler or by shardyard: it gives a process its rank, or says how it "
+            "reports. Remove it; a number of nodes is cluster.nodes."
         )
         yield Problem(f"{section}.{name}", text)

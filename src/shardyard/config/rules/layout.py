@@ -175,8 +175,8 @@ def check_strategy(parallel: Parallel) -> list[Problem]:
         if must_be is None or given in ("auto", must_be):
             continue
         text = (
-            f"={given} contradicts strategy {parallel.strategy}, which stands for {key}={must_be}."
-            f" Leave {key} out, or leave strategy out and set zero, dp_shard and dp_replicate."
+            f"={given} contradicts strategy {parallel.strategy}, which means {key}={must_be}. "
+            f"Leave {key} out, or leave strategy out and set zero, dp_shard and dp_replicate."
         )
         found.append(Problem(f"parallel.{key}", text))
     return found
@@ -258,8 +258,8 @@ def check_axes(
     ranks = ep if world_size is None else world_size // (tp * pp)
     if ep > 1 and ranks % ep:
         text = (
-            f"={ep} does not divide the {ranks} ranks beside tp and pp, over which experts are "
-            f"dealt. Use {_divisors(ranks)}"
+            f"={ep} does not divide the {ranks} ranks (without tp and pp) over which experts are "
+            f"spread. Use {_divisors(ranks)}"
         )
         found.append(Problem("parallel.ep", text))
     return found
@@ -434,7 +434,7 @@ def _check_data_axes(parallel: Parallel, data_ranks: int) -> list[Problem]:
         text = (
             f"{named} makes {math.prod(degrees.values())} ranks, but there are {data_ranks}. "
             + (f"{parallel.strategy} is one copy over all ranks. " if parallel.strategy else "")
-            + "Leave one of the two auto, or use HYBRID_SHARD with dp_shard alone."
+            + "Leave one of the two auto, or use HYBRID_SHARD with only dp_shard."
         )
         found.append(Problem("parallel.dp_shard", text))
     return found
@@ -460,7 +460,7 @@ def _zero(parallel: Parallel, shards: int) -> tuple[int, str]:
     if parallel.strategy is not None:
         return _STRATEGIES[parallel.strategy].zero, f"strategy {parallel.strategy}"
     if shards == 1:
-        return 1, "nothing is split: dp_shard is 1"
+        return 1, "no state is split: dp_shard is 1"
     if parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
         return 2, f"{parallel.schedule} would lose gradients at 3"
     return 3, "splits parameters too: least memory"

@@ -19,19 +19,19 @@ def check_lora(recipe: Recipe) -> Iterable[Problem]:
     model, lora = recipe.model, recipe.model.lora
     if lora.rank is None:
         for key in sorted(lora.model_fields_set - {"rank"}):
-            text = "says how adapters are, and without model.lora.rank there are none. Give"
+            text = "is for adapters, which need model.lora.rank. Give"
             yield Problem(f"model.lora.{key}", f"{text} model.lora.rank too, or leave it out.")
         return
     setting = "model.lora.rank"
     if model.module is not None:
-        text = f"={lora.rank} puts adapters beside known matrices, and what is inside of "
+        text = f"={lora.rank} adds adapters to known matrices, and what is inside of "
         yield Problem(setting, f"{text}model.module is not known. Put them into the module.")
     if model.frozen:
-        text = f"={', '.join(model.frozen)} with model.lora.rank={lora.rank}: adapters alone are "
+        text = f"={', '.join(model.frozen)} with model.lora.rank={lora.rank}: only adapters are "
         text += "trained, and all else is frozen. Leave it out."
         yield Problem("model.frozen", text)
     if recipe.precision.compute == "fp8":
-        text = f"={lora.rank} with precision.compute=fp8: adapters beside fp8 products are not "
+        text = f"={lora.rank} with precision.compute=fp8: adapters with fp8 products are not "
         yield Problem(setting, f"{text}built. Use precision.compute=bf16.")
 
 
@@ -155,7 +155,7 @@ def _check_task_support(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len
     if shape.is_causal != task_row(task).is_causal:
         fits = " or ".join(tasks_of(is_causal=shape.is_causal))
-        sees = "earlier tokens alone" if shape.is_causal else "tokens on both sides"
+        sees = "only earlier tokens" if shape.is_causal else "tokens on both sides"
         name = model.preset or model.path or model.hub or f"a model of type {shape.model_type}"
         yield Problem("task.name", f"={task}: in {name} a token sees {sees}. Use task.name={fits}.")
     elif task_row(task).judges_pairs and shape.family.pair_head is None:
@@ -195,9 +195,9 @@ def _check_compile(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem
         return
     what = f"parallel.tp={tp}" if tp > 1 else "experts"
     text = (
-        f"=true with memory.recompute={recompute} and {what}: torch compiles what is "
-        "recomputed as a whole or not at all, and cannot trace this. Nothing would be "
-        "compiled. Use false, or memory.recompute=none."
+        f"=true with memory.recompute={recompute} and {what}: torch compiles what is recomputed as "
+        "a whole or not at all, and cannot trace this. No block would be compiled. Use false, or "
+        "memory.recompute=none."
     )
     yield Problem("model.compile", text)
 

@@ -26,9 +26,9 @@ def check_node_exclusion(recipe: Recipe) -> Iterable[Problem]:
     most = nodes if elastic.max_nodes == "auto" else elastic.max_nodes
     if fewest >= most:
         text = (
-            f"={_format_list(rules)} goes on with a node less, and elastic.min_nodes={fewest} "
-            "needs all "
-            f"of the {most} that there may be. Set elastic.min_nodes below, or leave it empty."
+            f"={_format_list(rules)} continues with one node less, but elastic.min_nodes={fewest} "
+            f"needs all of the {most} that there may be. Set elastic.min_nodes below, or leave it "
+            "empty."
         )
         yield Problem(_SETTING, text)
     of_telemetry = [rule for rule in rules if rule not in (_OF_RANKS, _OF_AGENTS)]

@@ -20,13 +20,19 @@ def check_exporters(recipe: Recipe) -> Iterable[Problem]:
     if wandb.project is None:
         for name, value in (("entity", wandb.entity), ("url", wandb.url)):
             if value is not None:
-                text = f"={value} and no observe.wandb.project: nothing is sent. Give the project."
+                text = (
+                    f"={value} and no observe.wandb.project: results would not be sent. Give the "
+                    "project."
+                )
                 yield Problem(f"observe.wandb.{name}", text)
     elif any(char in wandb.project for char in "/\\#?%:"):
         text = f"={wandb.project} holds one of / \\ # ? % : which W&B refuses. Leave it out."
         yield Problem("observe.wandb.project", text)
     if mlflow.url is None and mlflow.experiment is not None:
-        text = f"={mlflow.experiment} and no observe.mlflow.url: nothing is sent. Give the address."
+        text = (
+            f"={mlflow.experiment} and no observe.mlflow.url: results would not be sent. Give the "
+            "address."
+        )
         yield Problem("observe.mlflow.experiment", text)
 
 
@@ -36,20 +42,20 @@ def check_alerts(recipe: Recipe) -> Iterable[Problem]:
         place = f"observe.alerts[{number}]"
         if "://" in alert.webhook or "/" in alert.webhook:
             text = (
-                " is an address, and whoever knows it may post there. Keep it as a secret and give "
-                "its name: webhook: ALERTS with `secrets: {ALERTS: env}`."
+                " is an address, and everybody who knows it can post there. Keep it as a secret "
+                "and give its name: webhook: ALERTS with `secrets: {ALERTS: env}`."
             )
             yield Problem(f"{place}.webhook", text)
         elif alert.webhook not in recipe.secrets:
             text = (
-                f"={alert.webhook} is no name in secrets. Say where the address is kept: "
+                f"={alert.webhook} is not a name in secrets. Say where the address is kept: "
                 f"`secrets: {{{alert.webhook}: env}}`."
             )
             yield Problem(f"{place}.webhook", text)
         if "cost" in alert.when and alert.above_usd is None:
-            yield Problem(f"{place}.when", "=cost needs a sum. Give above_usd beside it.")
+            yield Problem(f"{place}.when", "=cost needs a sum. Give above_usd as well.")
         if "cost" not in alert.when and alert.above_usd is not None:
-            text = f"={alert.above_usd:g} is for when: cost alone. Add cost, or leave it out."
+            text = f"={alert.above_usd:g} is only for when: cost. Add cost, or leave it out."
             yield Problem(f"{place}.above_usd", text)
         if "target" in alert.when and recipe.run.target is None:
             text = "=target but the recipe has no run.target. Give one, or leave target out."
@@ -74,7 +80,7 @@ def check_profile(recipe: Recipe) -> Iterable[Problem]:
     last = recipe.run.steps
     if profile.at_step is not None and last is not None and profile.at_step > last:
         text = (
-            f"={profile.at_step} but the run ends after run.steps={last}. Nothing would be "
+            f"={profile.at_step} but the run ends after run.steps={last}. No step would be "
             f"profiled. Use a step from 1 to {last}."
         )
         yield Problem("observe.profile.at_step", text)

@@ -39,7 +39,7 @@ def require_reproducible(resolved: Resolved) -> None:
         return
     problems = list(check_reproducible(recipe))
     if shape is None and resolved.network is None:
-        text = "=exact with a model of no known family, of which nothing is known. Use fp32."
+        text = "=exact needs a model of a known family. Use fp32."
         problems.append(Problem("precision.reduce", text))
     if shape is not None and shape.num_experts:
         text = "=exact with experts, whose routers count in floating point. Use fp32."

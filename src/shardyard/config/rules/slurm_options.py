@@ -106,9 +106,9 @@ ALLOWED: dict[str, Option] = {
 }  # fmt: skip
 
 _DEVICES = "cluster.devices and cluster.device, or launch.slurm.request_gpus=false for none"
-_ONE_TASK = "nothing: one program on each node starts a process per device (cluster.devices)"
-_LOGS = "nothing: logs are in the run's folder, where `shardyard logs` finds them"
-_WHOLE = "nothing: nodes with accelerators are taken whole"
+_ONE_TASK = "Leave it out: one program on each node starts a process per device (cluster.devices)"
+_LOGS = "Leave it out: logs are in the run's folder, where `shardyard logs` finds them"
+_WHOLE = "Leave it out: nodes with accelerators are taken whole"
 
 RESERVED: dict[str, str] = {
     "job-name": "run.name, or run.id",
@@ -123,7 +123,7 @@ RESERVED: dict[str, str] = {
     "gpus-per-task": _DEVICES,
     "exclusive": _WHOLE,
     "oversubscribe": _WHOLE,
-    "mem": "nothing: nodes are taken whole, or give the partition's memory of each core",
+    "mem": "Leave it out: nodes are taken whole; or give the partition's memory of each core",
     "time": "launch.time_limit",
     "partition": "launch.slurm.partition",
     "account": "launch.slurm.account",
@@ -132,18 +132,18 @@ RESERVED: dict[str, str] = {
     "requeue": "launch.slurm.requeue",
     "no-requeue": "launch.slurm.requeue=false",
     "signal": "launch.slurm.signal_before_s",
-    "comment": "nothing: `shardyard runs --on slurm` knows our jobs by it",
+    "comment": "Leave it out: `shardyard runs --on slurm` knows our jobs by it",
     "export": "launch.env, or secrets",
     "output": _LOGS,
     "error": _LOGS,
     "open-mode": _LOGS,
     "chdir": "run.dir",
-    "kill-on-bad-exit": "nothing: nodes that may be saving must not be killed",
-    "no-kill": "nothing: a job without the machine of its batch script would not end",
+    "kill-on-bad-exit": "Leave it out: nodes that may be saving must not be killed",
+    "no-kill": "Leave it out: a job without the machine of its batch script would not end",
     "wait": "elastic.drain_timeout_s",
     "container-image": "launch.slurm.container_image",
     "container-mounts": "launch.slurm.container_mounts",
-    "array": "nothing: a run is one job; launch each of several by itself",
+    "array": "Leave it out: a run is one job; launch each of several by itself",
 }
 """Options that a launch sets itself -> what to set in their place."""
 
@@ -157,8 +157,8 @@ def check_slurm_options(options: Mapping[str, Value]) -> Iterable[Problem]:
             option = ALLOWED[name]
             wanted = "true or false" if not option.form else f"such as {option.example}"
             text = (
-                f"={show(value)} is no value of --{name} ({option.what}), and Slurm would "
-                f"refuse it or take it for something else. Give {wanted}; quote what has a colon."
+                f"={show(value)} is not a value of --{name} ({option.what}): Slurm would reject it "
+                f"or misread it. Give {wanted}; quote what has a colon."
             )
             yield Problem(f"{SETTING}.{name}", text)
 
@@ -198,9 +198,11 @@ def _has_form(option: Option, value: Value) -> bool:
 
 def _rejection_reason(name: str) -> str:
     if name in RESERVED:
-        return f"is set by the launch itself. Set {RESERVED[name]}."
+        remedy = RESERVED[name]
+        verb = "" if remedy.startswith("Leave") else "Set "
+        return f"is set by the launch itself. {verb}{remedy}."
     if name in ALLOWED:
         return f"is written without dashes. Write {name}."
     near = difflib.get_close_matches(name, [*ALLOWED, *RESERVED], n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
-    return f"is no option that is passed on. {meant}Those are {', '.join(ALLOWED)}."
+    return f"is not an option that Shardyard passes on. {meant}Allowed are {', '.join(ALLOWED)}."

@@ -52,8 +52,8 @@ def _settings_of(plug_in: PlugIn) -> type[Settings] | None:
     if kind is None or (isinstance(kind, type) and issubclass(kind, Settings)):
         return kind
     raise RequestError(
-        f"{plug_in.what} has settings={kind!r}, which is no class made from "
-        f"shardyard.config.schema.recipe.Section. Mend, update or uninstall {plug_in.distribution}."
+        f"{plug_in.what} has settings={kind!r}, which is not a subclass of "
+        f"shardyard.config.schema.recipe.Section. Fix, update or uninstall {plug_in.distribution}."
     )
 
 
@@ -78,7 +78,10 @@ def described() -> Iterator[tuple[PlugIn, SettingSection | str]]:
             if found is not None:
                 yield claims[0], found
             elif hidden:
-                text = f"{claims[0].what} has settings that nobody can give: {path} is our own."
+                text = (
+                    f"{claims[0].what} has settings that cannot be given: {path} is Shardyard's "
+                    "own."
+                )
                 yield claims[0], f"{text} Its authors have to choose another name."
 
 

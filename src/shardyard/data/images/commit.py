@@ -53,7 +53,7 @@ def class_numbers(
     if largest >= 2 * len(numbers) + 1000:
         raise SourceError(
             f"labels go up to {largest:,}, but only {len(numbers):,} of these numbers occur: they "
-            "are no numbers of classes, or of another data set. Correct them, or write names."
+            "are not class numbers, or belong to another dataset. Correct them, or write names."
         )
     names = [names_by_label.get(number) or str(number) for number in range(largest + 1)]
     return names, {number: number for number in numbers}
@@ -220,8 +220,8 @@ def _check_train_classes(
         else "Give more pictures of them, or a smaller data.eval_fraction."
     )
     raise RequestError(
-        f"data.source: {len(alone)} of {len(names)} classes are among the held-out pictures alone "
-        f"({shown_names}{more}), so nothing could learn them. {remedy}"
+        f"data.source: {len(alone)} of {len(names)} classes have pictures only in the validation "
+        f"split ({shown_names}{more}), so they could not be learnt. {remedy}"
     )
 
 

@@ -131,8 +131,8 @@ def _open_image(content: Buffer, location: str) -> "Image":
             raise SourceError(f"{location} {why}") from error
         begins = escape_text(repr(bytes(content[:12]))[2:-1])
         raise SourceError(
-            f"{location} is no {_KINDS} (it begins with {begins}). Convert it to one of these, or "
-            "take it out."
+            f"{location} is not a {_KINDS} (it begins with {begins}). Convert it to one of these, "
+            "or take it out."
         ) from error
     except Exception as error:
         raise _damaged(location, error) from error
@@ -162,8 +162,8 @@ def _to_rgb(image: "Image", location: str) -> "Image":
         return _grey_to_rgb(image, location)
     if image.mode == "F":
         raise SourceError(
-            f"{location} holds floating-point numbers, whose black and white nobody knows. Write "
-            "it again with 8 or 16 bits a channel, or take it out."
+            f"{location} holds floating-point numbers, whose black and white are unknown. Write it "
+            "again with 8 or 16 bits a channel, or take it out."
         )
     if image.has_transparency_data:
         with_alpha = image.convert("RGBA")
@@ -178,7 +178,7 @@ def _grey_to_rgb(image: "Image", location: str) -> "Image":
     if grey.min() < 0 or grey.max() > 65_535:
         raise SourceError(
             f"{location} holds numbers from {grey.min()} to {grey.max()}, whose black and white "
-            "nobody knows. Write it again with 8 or 16 bits a channel, or take it out."
+            "are unknown. Write it again with 8 or 16 bits a channel, or take it out."
         )
     upper = (grey.astype(np.uint32) >> 8).astype(np.uint8)
     rgb: Image = _pillow().fromarray(upper).convert("RGB")

@@ -116,8 +116,8 @@ def _local_copy(file: SourceFile, scratch: Path) -> BinaryIO:
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             copy.close()
             raise SourceError(
-                f"{escape_text(file.path)} is no gzip file, damaged or cut off: {error}. Copy it "
-                "again, or take it out of data.source."
+                f"{escape_text(file.path)} is not a gzip file, or is damaged or cut off: {error}. "
+                "Copy it again, or take it out of data.source."
             ) from error
     copy.seek(0)
     return copy
@@ -186,7 +186,8 @@ class _Tar:
         if len(parts) < 2 or parts[-2] == ".":
             raise SourceError(
                 f"{self._path}: member {escape_text(member.name)} has no label: neither .cls nor "
-                ".json beside it, nor a folder of its class. Write the shard as webdataset has it."
+                ".json next to it, nor a folder of its class. Write the shard as webdataset has "
+                "it."
             )
         return parts[-2]
 

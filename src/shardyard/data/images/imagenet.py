@@ -72,8 +72,7 @@ def expand_tar(files: Sequence[SourceFile]) -> list[SourceFile]:
         how = "is compressed" if tar.format == "tar.gz" else "lies elsewhere"
         raise RequestError(
             f"{escape_text(tar.path)} is ImageNet in one tar file, which {how}: its 1.3 million "
-            "pictures "
-            "are read in another order than they stand there. Unpack it, and name the folder."
+            "pictures are read in another order than in the file. Unpack it, and name the folder."
         )
     return list(_listed(tar))
 
@@ -243,11 +242,13 @@ def _of_boxes(files: tuple[SourceFile, ...]) -> dict[str, str]:
 def _of_annotation(file: SourceFile) -> str:
     where = escape_text(file.path)
     if file.size_bytes > _MOST_BYTES:
-        raise SourceError(f"{where} is no annotation: it has {file.size_bytes:,} bytes. {_AGAIN}")
+        raise SourceError(
+            f"{where} is not an annotation: it has {file.size_bytes:,} bytes. {_AGAIN}"
+        )
     try:
         return _one_class(_object_names(content_of(file)), where)
     except expat.ExpatError as error:
-        raise SourceError(f"{where} is no XML: {error}. {_AGAIN}") from error
+        raise SourceError(f"{where} is not XML: {error}. {_AGAIN}") from error
 
 
 _AGAIN = "Copy it again."
@@ -292,7 +293,7 @@ def _one_class(names: Sequence[str], where: str) -> str:
     if len(found) == 1 and _CLASS.fullmatch(name := found.pop()):
         return name
     said = ", ".join(sorted(escape_text(name)[:40] for name in set(names))) or "nothing"
-    raise SourceError(f"{where} says {said}, where one class such as n01440764 stands. {_AGAIN}")
+    raise SourceError(f"{where} says {said}, not one class such as n01440764. {_AGAIN}")
 
 
 def _raise_source_error(source: str, names: Sequence[str], what: str, remedy: str) -> NoReturn:

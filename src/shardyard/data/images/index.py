@@ -138,7 +138,7 @@ def _mapped(path: Path, rows: int) -> npt.NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise damaged(path, f"it is no array ({error})") from error
+        raise damaged(path, f"it is not an array ({error})") from error
     if len(found) != rows:
         raise damaged(path, f"it has {len(found):,} rows, the manifest says {rows:,}")
     return np.asarray(found)  # one row of numpy's own memmap takes ten times as long

@@ -116,7 +116,7 @@ def _check_eval_fraction(data: Data, listing: Listing) -> None:
         raise RequestError(
             f"data.eval_fraction={data.eval_fraction}, but data.source={data.source!r} has a "
             f"{listing.validation_source or 'fixed'} split, which is validated on. Leave "
-            "data.eval_fraction out, or name the train part alone."
+            "data.eval_fraction out, or name only the train part."
         )
 
 
@@ -166,7 +166,7 @@ def _build(
     if list_images(recipe) != listing:
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so it may mix old "
-            "and new pictures. Prepare again once nothing writes there."
+            "and new pictures. Prepare again when no other process writes there."
         )
     stay = listing.files if listing.kind == "shards" else ()
     parts = None if request["packed"] else stay

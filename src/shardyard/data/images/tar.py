@@ -67,12 +67,12 @@ def _check_end(file: BinaryIO, where: str, end: int) -> None:
             f"{where} is cut off: at byte {end:,} it ends without a tar file's end. {_AGAIN}"
         )
     if any(rest):
-        raise _damaged(where, end, "what stands there is no header")
+        raise _damaged(where, end, "the bytes there are not a header")
     while rest := file.read(2**20):
         if any(rest):
             raise SourceError(
-                f"{where} goes on behind its end at byte {end:,}: tar files were put together with "
-                "`cat`, and most programs read the first alone. Give them one by one."
+                f"{where} continues behind its end at byte {end:,}: tar files were joined with "
+                "`cat`, and most programs read only the first. Give them one by one."
             )
 
 

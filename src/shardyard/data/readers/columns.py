@@ -81,8 +81,8 @@ def check_surrogates(text: str, location: object, what: str) -> None:
     except UnicodeEncodeError as error:
         raise SourceError(
             f"{location}: {what} holds \\u{ord(text[error.start]):04x} as its character "
-            f"{error.start + 1:,}: half of a surrogate pair, which is no character. Its other half "
-            "is missing, as when a text was cut in the middle of it. Mend or remove the line."
+            f"{error.start + 1:,}: half of a surrogate pair, which is not a character. Its other "
+            "half is missing, as when a text was cut in the middle of it. Fix or remove the line."
         ) from error
 
 
@@ -133,6 +133,6 @@ def not_json(location: object, error: json.JSONDecodeError, form: str) -> Source
         form: What the file ought to hold, as a sentence.
     """
     return SourceError(
-        f"{location}: not JSON ({error.msg}, column {error.colno:,}). {form} Mend or remove the "
+        f"{location}: not JSON ({error.msg}, column {error.colno:,}). {form} Fix or remove the "
         "line."
     )

@@ -52,9 +52,8 @@ def decode(content: bytes, location: FileLocation) -> str:
         at = location.offset + error.start
         raise SourceError(
             f"{FileLocation(location.file, location.rewind, at)}: byte {at} of the file is not "
-            "UTF-8, so this "
-            "is no text file or one in another encoding. Convert it (`iconv -t utf-8`) or take it "
-            "out of data.source."
+            "UTF-8, so this is not a text file, or is one in another encoding. Convert it (`iconv "
+            "-t utf-8`) or take it out of data.source."
         ) from error
     if "\0" in text:
         at = location.offset + content.index(0)

@@ -67,7 +67,7 @@ def store_of(entry: str) -> Store:
     if missing:
         raise RequestError(
             f"{entry.partition('://')[0]}:// is read by {store!r}, which has no "
-            f"{' and no '.join(missing)} (shardyard.data.stores.base.Store). Mend, update or "
+            f"{' and no '.join(missing)} (shardyard.data.stores.base.Store). Fix, update or "
             "uninstall the package that adds it."
         )
     return store()

@@ -12,6 +12,8 @@ from shardyard.data.stores.base import ListedFile
 from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
+_PAGE = "verbs/prepare#remote-data"
+
 _VERSIONS = ("etag", "ETag", "generation", "content_md5", "blob_id", "mtime", "modify", "created")
 """Keys by which packages report a content version of a file, the most reliable first."""
 
@@ -104,7 +106,7 @@ def _translate_error(url: str, error: Exception) -> ShardyardError:
     where = f"{escape_text(url)} cannot be read ({why})"
     if isinstance(error, PermissionError):
         return AccessError(
-            f"{where}. Log in as its package wants it, or have the right to read added."
+            f"{where}. Log in as its package wants it, or have the right to read added.", page=_PAGE
         )
     if isinstance(error, ConnectionError | TimeoutError):
         return LostError(f"{where}. {READ_AGAIN}")

@@ -20,6 +20,8 @@ from shardyard.data.stores.base import ListedFile
 from shardyard.data.stores.range_reader import READ_AGAIN, RangedStore, changed, retry_on_disconnect
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
+_PAGE = "verbs/prepare#remote-data"
+
 _TIMEOUT_S = 15.0
 """Without a byte; with what ``range_reader.py`` waits in all, a minute is not passed."""
 _BLOCK_BYTES = 2**18
@@ -148,6 +150,7 @@ def _http_error(url: str, error: urllib.error.HTTPError) -> ShardyardError:
     if error.code in (401, 403, 407):
         return AccessError(
             f"{where}. Only what anybody may read is read from web servers. Fetch it with your "
-            "credentials and give the path, or give its place as s3:// or hf://."
+            "credentials and give the path, or give its place as s3:// or hf://.",
+            page=_PAGE,
         )
     return RequestError(f"{where}. Correct the address, or take it out of data.source.")

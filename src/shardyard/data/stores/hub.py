@@ -154,7 +154,7 @@ def _paths(address: _DatasetAddress, listing: _Listing) -> list[str]:
         few = ", ".join(escape_text(path) for path in everything if _is_text(path)) or "none"
         raise RequestError(
             f"{address.words}: the dataset at commit {listing.commit[:12]} has no file, folder or "
-            f"split of that name; its files: {_shorten(few)}. Correct what stands behind its name."
+            f"split of that name; its files: {_shorten(few)}. Correct the part behind its name."
         )
     return found
 

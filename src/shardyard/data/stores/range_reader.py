@@ -248,7 +248,7 @@ def changed(file: SourceFile, reason: str) -> SourceError:
     """
     return SourceError(
         f"{escape_text(file.path)} changed since it was listed: {reason}. Its tokens would mix old "
-        "and new text. Prepare again once nothing writes there."
+        "and new text. Prepare again when no other process writes there."
     )
 
 

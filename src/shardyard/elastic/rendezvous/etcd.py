@@ -131,7 +131,9 @@ class Presence:
                     self._replace_lease()
             except (EtcdSilentError, LeaseEndedError, ShardyardError) as error:
                 if self.is_reachable:
-                    log.warning("%s. Training goes on; nodes can meet again once it does.", error)
+                    log.warning(
+                        "%s. Training continues; nodes can rejoin once etcd answers.", error
+                    )
                 self.is_reachable = False
                 continue
             if not self.is_reachable:
@@ -140,10 +142,10 @@ class Presence:
 
     def _replace_lease(self) -> None:
         log.warning(
-            "the lease of this node (%s) in %s has ended: it heard nothing from here for %d s, or "
-            "has lost its data. The other nodes count this one as gone when they next meet; a new "
-            "lease was taken. If it happens again, raise elastic.keep_alive_s, or look at why this "
-            "machine or etcd stood still.",
+            "the lease of this node (%s) in %s has ended: it did not hear from this node for %d "
+            "s, or has lost its data. At the next rendezvous the other nodes count this one as "
+            "gone; a new lease was taken. If it happens again, raise elastic.keep_alive_s, or "
+            "check why this machine or etcd paused.",
             self._name, self._etcd, self._ttl_s,
         )  # fmt: skip
         self.renew()

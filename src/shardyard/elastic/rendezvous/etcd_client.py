@@ -24,6 +24,8 @@ from shardyard.config.endpoints import EtcdEndpoint
 from shardyard.errors import AccessError, RequestError
 from shardyard.io.files import parse_json
 
+_PAGE = "launch#etcd-rendezvous"
+
 _TIMEOUT_S = 3.0
 """For one answer of one server; a reachable one needs milliseconds."""
 _UNAVAILABLE = (4, 8, 14)
@@ -242,8 +244,9 @@ class Etcd:
             version = str(parse_json(body)["etcdserver"])
         except (_Silent, ValueError, KeyError, TypeError):
             return RequestError(
-                f"what answers at {where} is no etcd (status {status}, and no /version). Agents "
-                "meet there. Check elastic.rendezvous: it names the port for clients, mostly 2379."
+                f"what answers at {where} is not etcd (status {status}, and no /version). Nodes "
+                "need it for their rendezvous. Check elastic.rendezvous: it names the port for "
+                "clients, mostly 2379."
             )
         return RequestError(
             f"etcd {version} at {where} has no API of version 3 as JSON (status {status} for /v3). "
@@ -256,26 +259,32 @@ class Etcd:
         if "authentication is not enabled" in words:
             return AccessError(
                 f"{self} asks for no password, but ETCDCTL_USER is set. Unset it, or switch it on "
-                "there (`etcdctl auth enable`)."
+                "there (`etcdctl auth enable`).",
+                page=_PAGE,
             )
         if "authentication failed" in words or "user name is empty" in words:
             who = f"user {self._login[0]}" if self._login else "a client without user"
             return AccessError(
-                f"{self} refused {who} ({words}). Agents meet there. Give ETCDCTL_USER and "
-                "ETCDCTL_PASSWORD by `secrets` of the recipe, and check them with `etcdctl get x`."
+                f"{self} rejected {who} ({words}). Nodes need it for their rendezvous. Give "
+                "ETCDCTL_USER and ETCDCTL_PASSWORD by `secrets` of the recipe, and check them "
+                "with `etcdctl get x`.",
+                page=_PAGE,
             )
         if error.code == _DENIED:
             who = f"user {self._login[0]}" if self._login else "a client without user"
             return AccessError(
                 f"{self} lets {who} not do what agents do ({path}: {words}). Give its role "
-                "`etcdctl role grant-permission ROLE readwrite --prefix /shardyard/`."
+                "`etcdctl role grant-permission ROLE readwrite --prefix /shardyard/`.",
+                page=_PAGE,
             )
         if error.code == _UNAUTHENTICATED:
-            return AccessError(f"{self} refused a token that it had just given out ({words}).")
+            return AccessError(
+                f"{self} rejected a token that it had just given out ({words}).", page=_PAGE
+            )
         return error
 
     def _unexpected(self, path: str, error: _ErrorResponse) -> RequestError:
-        return RequestError(f"{self} refused {path}: {error} (gRPC code {error.code}).")
+        return RequestError(f"{self} rejected {path}: {error} (gRPC code {error.code}).")
 
 
 def put(key: str, value: bytes, *, lease: int) -> Operation:
@@ -348,8 +357,8 @@ def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
         password = environ.get("ETCDCTL_PASSWORD", "")
     if not password:
         raise RequestError(
-            f"ETCDCTL_USER={user} but there is no ETCDCTL_PASSWORD in the environment. Agents log "
-            "in to etcd with both. Add it to `secrets` of the recipe."
+            f"ETCDCTL_USER={user} but ETCDCTL_PASSWORD is not in the environment. Agents log in to "
+            "etcd with both. Add it to `secrets` of the recipe."
         )
     return user, password
 

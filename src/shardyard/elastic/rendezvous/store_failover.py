@@ -103,9 +103,9 @@ class StoreFailover:
             return False
         if not wait_for(self._take_lease, within_s=_WITHIN_S, every_s=_POLL_S):
             raise LostNodeError(
-                f"node {self.location.node_rank} does not meet the others, and {self.run.lease} is "
-                "held still. It may be cut off from them alone, or the run was started again. "
-                "Look at who holds it; two at once would overwrite each other's checkpoints."
+                f"node {self.location.node_rank} does not reach the others, and {self.run.lease} "
+                "is still held. Only this node may be cut off, or the run was started again. Look "
+                "at who holds it; two at once would overwrite each other's checkpoints."
             )
         self._write(self.location.endpoint)
         return True

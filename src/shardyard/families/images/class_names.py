@@ -93,7 +93,7 @@ def head_order(
         )
     return HeadOrder(
         rows=in_order,
-        note=f"{why}, so output n stands for the n-th class of the data ({_preview(data_names)})",
+        note=f"{why}, so output n means the n-th class of the data ({_preview(data_names)})",
     )
 
 

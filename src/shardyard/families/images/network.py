@@ -85,8 +85,8 @@ def network_of(
     sides = set(size) if isinstance(size, list | tuple) else {size}
     if len(sides) != 1 or not isinstance(next(iter(sides)), int):
         raise RequestError(
-            f"{source}: image_size={size} is no square, and pictures are cut to squares here. Use "
-            "a network for squares."
+            f"{source}: image_size={size} is not a square, but pictures are cut to squares here. "
+            "Use a network for squares."
         )
     return ImageNetwork(
         model_type=model_type,

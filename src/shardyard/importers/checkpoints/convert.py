@@ -174,7 +174,8 @@ def read_checkpoint(
     iteration = megatron.find(path) if path.is_dir() else None
     if without and iteration is None:
         raise RequestError(
-            f"--without {without[0]}: only a Megatron checkpoint has arguments, and {path} is none."
+            f"--without {without[0]}: only a Megatron checkpoint has arguments, and {path} is of "
+            "another kind."
         )
     if path.is_file():
         return pickles.read_state_dict(path)
@@ -190,7 +191,7 @@ def read_checkpoint(
     below = [path / name for name in _BELOW if (path / name).exists()]
     if len(below) == 1:
         return read_checkpoint(below[0], like)
-    raise RequestError(f"{path} is no checkpoint that is known here. {_describe_format(path)}")
+    raise RequestError(f"{path} is not a checkpoint of a known format. {_describe_format(path)}")
 
 
 def _describe_format(path: Path) -> str:

@@ -42,7 +42,7 @@ def read(folder: Path) -> SourceCheckpoint:
         }
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{file} says nothing of where tensors are ({type(error).__name__}: {error}): it was "
+            f"{file} does not say where tensors are ({type(error).__name__}: {error}): it was "
             "written by another storage than torch's own files, or is damaged."
         ) from error
     tensors: dict[str, TensorView] = {}
@@ -58,7 +58,7 @@ def read(folder: Path) -> SourceCheckpoint:
         else:
             raise CheckpointError(f"{file}: {name} is a {kind}, which torch 2.13 does not write.")
     if not tensors:
-        raise CheckpointError(f"{folder} holds no tensors: it is no checkpoint of a model.")
+        raise CheckpointError(f"{folder} holds no tensors, so it is not a checkpoint of a model.")
     beside = top_level_names(loose) - top_level_names(tensors)
     return SourceCheckpoint(
         format="torch.distributed.checkpoint",

@@ -60,7 +60,7 @@ def read(folder: Path) -> SourceCheckpoint:
             "its model's own code can undo. Save the model's state dict from there, whole."
         )
     if not isinstance(first, dict) or not isinstance(first.get("module"), dict):
-        raise CheckpointError(f"{models[0]} is no file of DeepSpeed's model states.")
+        raise CheckpointError(f"{models[0]} is not a file of DeepSpeed's model states.")
     held = _read_masters(folder, optimizers)
     if held is None or "param_shapes" not in first:
         whole = {
@@ -159,7 +159,7 @@ def _read_masters(folder: Path, files: Sequence[Path]) -> _Masters | None:
         raise CheckpointError(
             f"{folder} has optimizer states of {len(files)} ranks, and they say there were "
             f"{', '.join(map(str, sorted(ranks, key=str)))}. Copy the files of all nodes into one "
-            "folder, and of one step alone."
+            "folder, and only those of one step."
         )
     return _Masters(stage=stages.pop(), folder=folder, flat=flat)
 

@@ -27,7 +27,9 @@ from shardyard.importers.checkpoints.tensors import SourceCheckpoint, TensorView
 LATEST = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
-_WITHOUT_ARGS = "it has no `args`, so nothing says what its weights mean: compare its outputs"
+_WITHOUT_ARGS = (
+    "it has no `args`, so the meaning of its weights is not certain: compare its outputs"
+)
 
 _OF_BLOCK = {
     "self_attention.query_key_value": "qkv", "self_attention.linear_qkv": "qkv",

@@ -132,8 +132,9 @@ def load(path: Path, *, first_byte: int = 0, length: int | None = None) -> Any:
                 return _load(path, archive, stretch)
         except zipfile.BadZipFile as error:
             raise CheckpointError(
-                f"{path} is no file of torch.save as it has been since torch 1.6 ({error}). If it "
-                "is older, save it anew with a newer torch; if it was cut off, bring it anew."
+                f"{path} is not a file of torch.save in the format of torch 1.6 or newer "
+                f"({error}). If it is older, save it again with a newer torch; if it was cut off, "
+                "copy it again."
             ) from error
 
 
@@ -193,7 +194,8 @@ def _unpickled(
         raise CheckpointError(text if text.startswith(what) else f"{what}: {text}") from error
     except Exception as error:  # a pickle may raise anything
         raise CheckpointError(
-            f"{what} is damaged, or no checkpoint ({type(error).__name__}: {error}). Bring it anew."
+            f"{what} is damaged, or not a checkpoint ({type(error).__name__}: {error}). Copy it "
+            "again."
         ) from error
 
 
@@ -260,8 +262,8 @@ def _hint(data: bytes) -> str:
             "torch.distributed.checkpoint."
         )
     return (
-        " Only tensors, numbers, strings, lists and dicts are taken from a checkpoint; nothing of "
-        "it was run. If you trust the file, save its state dict alone, by torch.save."
+        " Only tensors, numbers, strings, lists and dicts are taken from a checkpoint; no code of "
+        "it was run. If you trust the file, save only its state dict, by torch.save."
     )
 
 
@@ -300,7 +302,7 @@ class _Reader(pickle.Unpickler):
             or type(elements) is not int
             or elements < 0
         ):
-            raise _RejectedError("it asks for something that is no tensor's bytes.")
+            raise _RejectedError("it asks for more than the bytes of a tensor.")
         return self._storage(dtype, str(key), elements)
 
     def _tensor(
@@ -315,7 +317,7 @@ class _Reader(pickle.Unpickler):
         reach = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
         if elements and (first + reach) * item > storage.bytes:
             raise CheckpointError(f"a tensor of {sizes} reaches beyond its bytes")
-        assert self._file is not None, "without a file there is no storage"
+        assert self._file is not None, "a storage needs a file"
         piece = TensorChunk(
             file=self._file,
             first_byte=storage.first_byte + first * item,
@@ -396,7 +398,7 @@ def _sizes(values: Any) -> tuple[int, ...]:
         or len(values) > _MOST_DIMENSIONS
         or any(type(value) is not int or value < 0 for value in values)
     ):
-        raise CheckpointError("sizes that are no whole numbers")
+        raise CheckpointError("sizes that are not whole numbers")
     return tuple(values)
 
 
@@ -466,7 +468,7 @@ def read_state_dict(path: Path) -> SourceCheckpoint:
     leaves = dict(leaves_of(content))
     tensors = {name: value for name, value in leaves.items() if isinstance(value, TensorView)}
     if not tensors:
-        raise CheckpointError(f"{path} holds no tensors: it is no checkpoint of a model.")
+        raise CheckpointError(f"{path} holds no tensors, so it is not a checkpoint of a model.")
     kinds = top_level_names(leaves) - top_level_names(tensors)
     return SourceCheckpoint(
         format="torch.save",

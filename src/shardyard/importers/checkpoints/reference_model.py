@@ -275,8 +275,8 @@ def _check_tensors(
     odd = sorted(name for name, tensor in taken.items() if tensor.dtype not in FLOATS)
     if odd:
         raise CheckpointError(
-            f"{checkpoint.path}: {', '.join(odd[:_SHOWN])}: {taken[odd[0]].dtype} is no dtype of "
-            "weights that are trained; quantised weights are not read."
+            f"{checkpoint.path}: {', '.join(odd[:_SHOWN])}: {taken[odd[0]].dtype} is not a dtype "
+            "for training; quantised weights are not read."
         )
     if like.tensor_shapes is not None:
         shapes = {name: tensor.shape for name, tensor in taken.items()}

@@ -243,8 +243,8 @@ def _read(file: Any, elements: int, item: Any) -> Any:
 
 def _cut_off(file: Path | str) -> CheckpointError:
     return CheckpointError(
-        f"{file} ends within a tensor. It was cut off when it was written or copied: bring it "
-        "anew, or import an earlier checkpoint."
+        f"{file} ends within a tensor. It was cut off when it was written or copied: copy it "
+        "again, or import an earlier checkpoint."
     )
 
 

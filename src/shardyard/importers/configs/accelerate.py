@@ -30,7 +30,7 @@ MARKS = {"distributed_type", "compute_environment", "mixed_precision", "num_mach
 """Keys of which such a file has at least two."""
 
 _MEET = "nodes find each other by themselves"
-_TPU = "of TPUs, on which nothing is trained"
+_TPU = "for TPUs, which are not supported"
 
 
 def _distributed_type(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
@@ -78,7 +78,7 @@ _DEEPSPEED: Rows = {
             "cpu": mapped({"offload_optimizer": True}),
             "none": same("off", offload_optimizer=False),
             "nvme": rejected(
-                "=nvme: nothing is kept on NVMe here. Give memory.offload=optimizer, or none.",
+                "=nvme: offload to NVMe is not supported. Give memory.offload=optimizer, or none.",
                 "memory.offload",
             ),
         }
@@ -88,12 +88,12 @@ _DEEPSPEED: Rows = {
             "cpu": mapped({"offload_params": True}),
             "none": same("off", offload_params=False),
             "nvme": rejected(
-                "=nvme: nothing is kept on NVMe here. Give memory.offload=params, or none.",
+                "=nvme: offload to NVMe is not supported. Give memory.offload=params, or none.",
                 "memory.offload",
             ),
         }
     ),
-    "offload_*_nvme_path": nowhere("nothing is kept on NVMe"),
+    "offload_*_nvme_path": nowhere("offload to NVMe is not supported"),
     "zero3_init_flag": nowhere("models are always built without their parameters"),
     "zero3_save_16bit_model": nowhere("`shardyard export` writes weights"),
     "deepspeed_config_file": nowhere("names a DeepSpeed file"),
@@ -131,7 +131,7 @@ def _only(kind: str, rows: Rows) -> Rows:
     def guarded(rule: Rule) -> Rule:
         def guard(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
             asked = str(config.whole().get("distributed_type", kind)).upper()
-            return rule(entry, config) if asked == kind else none(f"read with {kind} alone")
+            return rule(entry, config) if asked == kind else none(f"read only with {kind}")
 
         return guard
 
@@ -203,7 +203,7 @@ ROWS: Rows = {
     **under("fsdp_config", _only("FSDP", fsdp.ROWS)),
     "parallelism_config": choose({}, same("none")),
     **under("parallelism_config", fsdp.PARALLELISM),
-    "fsdp": reject_if_on("is no key of accelerate. See fsdp_config."),
+    "fsdp": reject_if_on("is not a key of accelerate. See fsdp_config."),
 }
 
 

@@ -102,7 +102,7 @@ def combine(
         others = [claim for claim in claims[1:] if not values_agree(claim.value, claims[0].value)]
         if others:
             told = " and ".join(map(str, dict.fromkeys(map(str, [claims[0], *others]))))
-            text = f"the files contradict each other: {told}. Mend one"
+            text = f"the files contradict each other: {told}. Fix one"
             job.add_error(name, text + (f", or give {name}=..." if name not in QUANTITIES else "."))
     for source in implied:
         _decide(job, source)
@@ -195,7 +195,7 @@ def _decide(job: CombinedConfig, source: Implied) -> None:
     for name, value in source.decides.items():
         said = job.claims.get(name)
         if name not in job.overrides and (said is None or not said.of_accelerate):
-            origin = source.describe_origin(name, "it does so whatever the Trainer's arguments say")
+            origin = source.describe_origin(name, "it does so with any arguments of the Trainer")
             job.claims[name] = SettingClaim(
                 name=name, value=value, origin=origin, has_note=name in source.notes
             )
@@ -208,7 +208,7 @@ def _add_implied(job: CombinedConfig, source: Implied) -> None:
         group = next((group for group in _ONE_OF if name in group), {name})
         if name in known or group & said:
             continue
-        origin = source.describe_origin(name, "what it does unless told otherwise")
+        origin = source.describe_origin(name, "its default")
         job.claims[name] = SettingClaim(
             name=name, value=value, origin=origin, is_explicit=False, has_note=name in source.notes
         )
@@ -228,9 +228,9 @@ def _size(job: CombinedConfig) -> None:
                     if name in job.claims]  # fmt: skip
             job.add_error(
                 "cluster.devices",
-                f"{nodes} nodes of {devices} devices have {nodes * devices} processes, and "
-                f"{processes} are asked: {'; '.join(map(str, told))}. Mend one of them, or give "
-                "cluster.nodes=... and cluster.devices=...",
+                f"{nodes} nodes of {devices} devices have {nodes * devices} processes, but "
+                f"{processes} are requested: {'; '.join(map(str, told))}. Fix one of them, or "
+                "give cluster.nodes=... and cluster.devices=...",
             )
         case None, int() if processes % devices == 0:
             job.set("cluster.nodes", processes // devices, "processes", "cluster.devices")
@@ -243,8 +243,8 @@ def _size(job: CombinedConfig) -> None:
         case _:
             job.add_error(
                 "cluster.nodes",
-                f"{processes} processes ({job.claims['processes'].origin}) are no whole number for "
-                f"each of {nodes or devices}. Give cluster.nodes=... and cluster.devices=...",
+                f"{processes} processes ({job.claims['processes'].origin}) are not a whole number "
+                f"for each of {nodes or devices}. Give cluster.nodes=... and cluster.devices=...",
             )
 
 
@@ -311,8 +311,8 @@ def _check_batch(
         job.add_error(
             "optim.global_batch",
             f"={whole} is not {'' if is_whole else 'a multiple of '}{words} ({product}): "
-            f"{'; '.join(dict.fromkeys(origins))}. Mend one of them, or give optim.global_batch"
-            "=... and optim.micro_batch=...",
+            f"{'; '.join(dict.fromkeys(origins))}. Fix one of them, or give "
+            "optim.global_batch=... and optim.micro_batch=...",
         )
 
 
@@ -324,7 +324,7 @@ def _precision(job: CombinedConfig) -> None:
     if len(on) == 2:
         job.add_error(
             "precision.compute",
-            f"bf16 and fp16 are both asked: {on[0]} and {on[1]}. Mend one, or give "
+            f"bf16 and fp16 are both requested: {on[0]} and {on[1]}. Fix one, or give "
             "precision.compute=...",
         )
     asked = on[0].name if on else "fp32"
@@ -332,7 +332,7 @@ def _precision(job: CombinedConfig) -> None:
     if said is None:
         job.set("precision.compute", asked, *(claim.name for claim in on or _precision_claims(job)))
     elif on and said.is_explicit and said.value != asked:
-        job.add_error("precision.compute", f"{said} and {on[0]} contradict each other. Mend one.")
+        job.add_error("precision.compute", f"{said} and {on[0]} contradict each other. Fix one.")
 
 
 def _precision_claims(job: CombinedConfig) -> list[SettingClaim]:
@@ -360,5 +360,5 @@ def _sharding(job: CombinedConfig) -> None:
         job.add_error(
             "parallel.zero",
             f"the files contradict each other: ZeRO {zero}, and a whole copy on each device "
-            f"({shard.origin}). Mend one, or give parallel.zero=... and parallel.dp_shard=...",
+            f"({shard.origin}). Fix one, or give parallel.zero=... and parallel.dp_shard=...",
         )

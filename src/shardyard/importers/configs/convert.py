@@ -238,8 +238,8 @@ def _detect_sources(path: Path) -> list[tuple[ConfigFile, Source | None]]:
     if not any(source for _, source in found):
         known = "; ".join(f"{each.name} ({each.recognised_by})" for each in SOURCES)
         raise RequestError(
-            f"{path} is no configuration that is known by what is in it. Known are: {known}; and "
-            "what `shardyard launch --dry-run` prints. Give one of these."
+            f"{path} is not a configuration of a known tool. Known are: {known}; and what "
+            "`shardyard launch --dry-run` prints. Give one of these."
         )
     return found
 
@@ -361,7 +361,7 @@ def _drop_unused(outcome: Outcome, job: CombinedConfig) -> Outcome:
         )
     is_used = {"optim.global_batch", "optim.batch_per_device"} & known
     if outcome.result.kind is OutcomeKind.MAPPED and is_alone and not is_used:
-        words = "a step is said by optim.global_batch or optim.batch_per_device: give one"
+        words = "optim.global_batch and optim.batch_per_device both set a step: give one"
         return replace(outcome, result=none(words))
     return outcome
 

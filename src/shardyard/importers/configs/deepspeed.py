@@ -40,7 +40,7 @@ MARKS = {
 
 _BUCKETS = "how much is sent at once follows from the blocks of the model (parallel.prefetch)"
 _PROFILE = "is looked at with `shardyard profile` and observe.*"
-_IO = "nothing is offloaded to NVMe, so nothing tunes it"
+_IO = "offload to NVMe is not supported, so it needs no tuning"
 _SCALER = (
     "a dynamic loss scale moves as torch's GradScaler does: from 2^16, doubled after 2,000 steps "
     "without an overflow, halved at each"
@@ -50,7 +50,7 @@ _SCALER = (
 DEFAULT_CLIP = 1.0
 """DeepSpeed's default since 0.19.3 (pull request 8068) without ``gradient_clipping``."""
 NOTES = {
-    "optim.grad_clip": "from 0.19.3 on; older DeepSpeed clips nothing then: optim.grad_clip=null"
+    "optim.grad_clip": "from 0.19.3 on; older DeepSpeed does not clip then: optim.grad_clip=null"
 }
 """Setting -> note on its default value."""
 
@@ -60,7 +60,7 @@ _ALONG = "the optimizer's states wait there too"
 def _gradient_clip(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     if isinstance(entry.value, bool) or not isinstance(entry.value, int | float):
         return rejected(
-            f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
+            f"={entry.value!r} is not a number. Give optim.grad_clip=...", "optim.grad_clip"
         )
     return mapped({"optim.grad_clip": float(entry.value) or None})
 
@@ -83,8 +83,9 @@ def _offload(quantity: str) -> Any:
             "cpu": mapped({quantity: True}, _ALONG if quantity == "offload_params" else ""),
             "none": same("off", **{quantity: False}),
             "nvme": rejected(
-                "=nvme: nothing is kept on NVMe here. Keep it in host memory with memory.offload="
-                "params or =optimizer, or leave it on the devices with memory.offload=none.",
+                "=nvme: offload to NVMe is not supported. Keep it in host memory with "
+                "memory.offload=params or =optimizer, or leave it on the devices with "
+                "memory.offload=none.",
                 "memory.offload",
             ),
         }
@@ -156,7 +157,7 @@ _ZERO: Rows = {
     "stage3_module_granularity_threshold": nowhere(_BUCKETS),
     "stage3_use_all_reduce_for_fetch_params": nowhere(_BUCKETS),
     "round_robin_gradients": nowhere("tunes a copy to host memory that is made differently"),
-    "ignore_unused_parameters": nowhere("parameters without a gradient are left alone"),
+    "ignore_unused_parameters": nowhere("parameters without a gradient are not changed"),
     "elastic_checkpoint": nowhere("every checkpoint loads on any number of devices"),
     "load_from_fp32_weights": nowhere("master weights are always fp32"),
     "legacy_stage1": nowhere("an old way of stage 1"),
@@ -255,7 +256,7 @@ _SCHEDULER: Rows = {
     ),
     "params.cos_min_ratio": to("optim.min_lr_ratio", convert=float),
     "params.warmup_type": choose({"linear": same("linear")}, none("the warm-up is linear")),
-    "params.last_batch_iteration": nowhere("a resumed run goes on at its own step"),
+    "params.last_batch_iteration": nowhere("a resumed run continues at its own step"),
 }
 
 ROWS: Rows = {

@@ -51,7 +51,8 @@ def _strategy(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
         )
     if name not in _STRATEGIES:
         return rejected(
-            f"={entry.value!r} is no strategy of FSDP. Give parallel.zero=2 or 3.", "parallel.zero"
+            f"={entry.value!r} is not a strategy of FSDP. Give parallel.zero=2 or 3.",
+            "parallel.zero",
         )
     return mapped(_STRATEGIES[name])
 
@@ -78,8 +79,8 @@ def _old_strategy(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
 
 
 _RAM = (
-    "each rank reads its own part of the weights from their files, so nothing is loaded twice or "
-    "sent from rank 0"
+    "each rank reads its own part of the weights from their files, without loading twice or "
+    "sending from rank 0"
 )
 
 _PLAIN: dict[str, Any] = {
@@ -165,7 +166,7 @@ def legacy(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
                 values |= _STRATEGIES[name]
             case name:
                 return rejected(
-                    f"={name!r} is no option of FSDP that is known. Give parallel.zero=...",
+                    f"={name!r} is not a known option of FSDP. Give parallel.zero=...",
                     "parallel.zero",
                 )
     return mapped(values) if values else same(BLOCKS)

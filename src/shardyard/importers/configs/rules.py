@@ -214,7 +214,7 @@ def to(*names: str, convert: Callable[[Any], Any] | None = None) -> Rule:
             value = value if convert is None else _converted(value, convert)
         except (ValueError, TypeError, KeyError, IndexError):
             return rejected(
-                f"={value!r} is not a value that {' and '.join(names)} can take. Mend it, or give "
+                f"={value!r} is not a value that {' and '.join(names)} can take. Fix it, or give "
                 f"{names[0]}=... on the command line.",
                 *names,
             )
@@ -284,7 +284,7 @@ def choose(
         if otherwise is not None:
             return otherwise if isinstance(otherwise, RuleResult) else otherwise(value)
         words = ", ".join(str(known) for known in rows)
-        return rejected(f"={value!r} is not known to this version, which knows {words}. Mend it.")
+        return rejected(f"={value!r} is not known to this version, which knows {words}. Fix it.")
 
     return rule
 
@@ -298,7 +298,7 @@ def switch(on: RuleResult, off: RuleResult) -> Rule:
             return on
         if value in OFF:
             return off
-        return rejected(f"={entry.value!r} is neither true nor false. Mend it.")
+        return rejected(f"={entry.value!r} is neither true nor false. Fix it.")
 
     return rule
 
@@ -330,15 +330,15 @@ def _apply_rule(entry: ConfigEntry, config: SourceConfig, rows: Rows) -> RuleRes
     rule = rows.get(path) or next((rows[each] for each in rows if fnmatchcase(path, each)), None)
     if rule is None:
         return rejected(
-            "is unknown to this version of Shardyard, so what it asks would be lost. See that "
-            f"nothing depends on it and leave it out: --without {entry.path}."
+            "is unknown to this version of Shardyard, so its effect would be lost. If the run "
+            f"does not need it, leave it out: --without {entry.path}."
         )
     try:
         verdict = rule(entry, config)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError):
         return rejected(
-            f"={entry.value!r} is not what this key can be, or what stands beside it. Mend it, or "
-            f"leave it out: --without {entry.path}."
+            f"={entry.value!r} is not a legal value of this key, or contradicts a key next to it. "
+            f"Fix it, or leave it out: --without {entry.path}."
         )
     if verdict.kind is OutcomeKind.MAPPED and is_default(verdict.settings):
         return replace(verdict, kind=OutcomeKind.DEFAULT)

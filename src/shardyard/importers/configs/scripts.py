@@ -48,7 +48,7 @@ def run_name(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     name = str(entry.value).lower().replace("_", "-").replace(".", "-").replace(" ", "-")
     if re.fullmatch(NAME, name):
         return mapped({"run.name": name})
-    return none("is no name of a run: give run.name=...")
+    return none("is not a valid name of a run: give run.name=...")
 
 
 def environment(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
@@ -92,7 +92,7 @@ def _time_limit(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     minutes = _minutes(str(entry.value))
     if minutes is None:
         return rejected(
-            f"={entry.value!r} is no time of Slurm. Give launch.time_limit=24h.",
+            f"={entry.value!r} is not a time of Slurm. Give launch.time_limit=24h.",
             "launch.time_limit",
         )
     return mapped({"launch.time_limit": _time(minutes)}) if minutes else same("no limit")
@@ -166,7 +166,7 @@ def _tasks_per_node(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
             config.get("srun.nodes"),
         )
         if own[0] == "1" or (own[1] is not None and own[1] == own[2]):
-            return none("srun starts one task a node, whatever the job asks")
+            return none("srun starts one task a node, without regard to the job's request")
         return rejected(
             f"={count}, and srun starts {program} in each task: {count} of them on each node, each "
             "with its own processes. Ask for 1 task a node, or say what is meant with "
@@ -264,7 +264,7 @@ _SBATCH: Rows = {
     "account": to("launch.slurm.account"),
     "qos": to("launch.slurm.qos"),
     "constraint": to("launch.slurm.constraint"),
-    "requeue": nowhere("launch.slurm.requeue goes on from the newest checkpoint; it is on"),
+    "requeue": nowhere("launch.slurm.requeue continues from the newest checkpoint; it is on"),
     "no-requeue": lambda _entry, _config: mapped({"launch.slurm.requeue": False}),
     "signal": _signal,
     "exclusive": nowhere(_WHOLE),
@@ -364,7 +364,7 @@ _TORCHRUN: Rows = {
     "master_port": nowhere(_MEET),
     "local_addr": nowhere(_MEET),
     "monitor_interval": nowhere("elastic.* says how soon a loss is noticed"),
-    "start_method": nowhere("processes are always started anew"),
+    "start_method": nowhere("processes always start fresh"),
     "role": nowhere("there is one role"),
     "log_dir": nowhere("each rank has a log in the run's folder"),
     "redirects": nowhere("each rank has a log in the run's folder"),
@@ -379,7 +379,7 @@ _TORCHRUN: Rows = {
     "module": nowhere("says how the script is started"),
     "no_python": nowhere("says how the script is started"),
     "run_path": nowhere("says how the script is started"),
-    "use_env": nowhere("says how ranks are told"),
+    "use_env": nowhere("says how ranks are assigned"),
 }
 
 _DEEPSPEED: Rows = {
@@ -459,7 +459,7 @@ def _start(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
         alone = entry.value != "deepspeed" and not config.get("start.srun")
         if alone and nodes not in ("1", "1-1"):
             return rejected(
-                f"={entry.value} without srun runs on the first of {nodes} nodes alone. Say how "
+                f"={entry.value} without srun runs only on the first of {nodes} nodes. Say how "
                 "many the run has with cluster.nodes=N.",
                 "cluster.nodes",
             )
@@ -483,7 +483,7 @@ def _not_read(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     kind = entry.path.removeprefix("shell.").partition("#")[0]
     return rejected(
         f"{_SHELL[kind]}. Give a copy of the script with plain assignments and one start instead, "
-        f"or leave it out if nothing of the training depends on it: --without {entry.path}."
+        f"or leave it out if the training does not depend on it: --without {entry.path}."
     )
 
 
@@ -504,7 +504,7 @@ ROWS: Rows = {
         "srun). Give the script that it runs too, or say --without start."
     ),
     "shell.*": _not_read,
-    "unread.*": nowhere("stands behind the first command, where sbatch does not read it"),
+    "unread.*": nowhere("comes after the first command, where sbatch does not read it"),
     "line.*": nowhere(
         "is not run; what it prepares belongs into the image or the Python environment"
     ),

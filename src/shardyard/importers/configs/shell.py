@@ -143,7 +143,7 @@ def read_script(text: str) -> list[ConfigEntry]:
             script.add(f"unread.{found[1]}", True, number)
     _read_commands(script, commands)
     if not any(entry.path == "start.program" for entry in script.entries):
-        script.add("start", "nothing that starts processes", None)
+        script.add("start", "no command that starts processes", None)
     return script.entries
 
 

@@ -110,7 +110,7 @@ def _text(path: Path) -> str:
         link = broken_link_on_path(path) or " does not exist. Give a file of your job."
         raise RequestError(f"{path}{link}") from error
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is no UTF-8 text. Give a configuration file.") from error
+        raise RequestError(f"{path} is not UTF-8 text. Give a configuration file.") from error
     except StorageError as error:
         raise RequestError(f"{error} Give the file that configures the job.") from error
 

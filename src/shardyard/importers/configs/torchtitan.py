@@ -41,7 +41,7 @@ _PRESETS = {
 """``model.name/model.flavor`` -> the preset of the same shape."""
 
 _PROFILE = "`shardyard profile` traces a run"
-_SHOWN = "what is shown is said by observe.*"
+_SHOWN = "observe.* sets what is shown"
 _DATA = "data.source says what is read"
 _EVAL = "evaluations cover the whole held-out split (data.eval_fraction)"
 
@@ -77,7 +77,8 @@ def _local_batch(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     size = config.get("parallelism.pipeline_parallel_microbatch_size", 1)
     if entry.value % size:
         return rejected(
-            f"={entry.value} is no multiple of pipeline_parallel_microbatch_size={size}. Mend one."
+            f"={entry.value} is not a multiple of pipeline_parallel_microbatch_size={size}. Fix "
+            "one."
         )
     return mapped({"optim.micro_batch": size, "accumulation_steps": entry.value // size})
 
@@ -147,7 +148,9 @@ def _converters(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     names = entry.value if isinstance(entry.value, list) else [entry.value]
     unknown = [name for name in names if name not in ("float8", "")]
     if unknown:
-        return rejected(f"={names}: of these float8 alone is there. Leave it out with --without.")
+        return rejected(
+            f"={names}: only float8 of these is supported. Leave it out with --without."
+        )
     return mapped({"precision.compute": "fp8"}) if "float8" in names else same("none")
 
 
@@ -343,8 +346,8 @@ ROWS: Rows = {
     "comm.*": nowhere("elastic.* says how long is waited"),
     "memory_estimation.*": nowhere("`shardyard plan` predicts memory"),
     "fault_tolerance.enable": reject_if_on(
-        "a run goes on after a loss by elastic.*, not by replicas that come and go. Leave it out "
-        "with --without."
+        "after the loss of a node a run continues by elastic.*, not by replicas that come and go. "
+        "Leave it out with --without."
     ),
     "fault_tolerance.*": nowhere("elastic.* says it"),
     "validation.enable*": nowhere(_EVAL),

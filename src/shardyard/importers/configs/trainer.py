@@ -49,10 +49,10 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
     "cosine_with_min_lr": {"optim.schedule": "cosine"},
 }
 
-_HUB = "nothing is pushed to a hub: `shardyard export` writes a folder for it"
+_HUB = "runs are not pushed to a hub: `shardyard export` writes a folder for it"
 _LOADER = "the loader reads ahead by data.prefetch_steps, and draws no order from workers"
 _LOGS = "metrics.jsonl has every step"
-_EVAL = "evaluations cover the whole held-out split, whatever the micro-batch"
+_EVAL = "evaluations cover the whole validation split at any micro-batch"
 _DDP = "of torch's DDP wrapper, which is not used"
 _TRAINER = "of the Trainer's own workings"
 
@@ -102,13 +102,13 @@ def _max_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
 def _evaluate(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     match str(entry.value).lower():
         case "no" | "false":
-            return same("evaluated at the end alone")
+            return same("evaluated only at the end")
         case "epoch":
             return mapped({"task.eval_every_epochs": 1.0})
         case "steps":
             steps = config.get("eval_steps") or config.get("logging_steps") or 500
             return mapped({"task.eval_every_steps": steps})
-    return rejected(f"={entry.value!r} is not no, steps or epoch. Mend it.")
+    return rejected(f"={entry.value!r} is not no, steps or epoch. Fix it.")
 
 
 def _evaluate_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
@@ -135,7 +135,7 @@ def _grad_clip(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
         return mapped({"optim.grad_clip": float(entry.value) or None})
     except (TypeError, ValueError):
         return rejected(
-            f"={entry.value!r} is no number. Give optim.grad_clip=...", "optim.grad_clip"
+            f"={entry.value!r} is not a number. Give optim.grad_clip=...", "optim.grad_clip"
         )
 
 
@@ -154,7 +154,7 @@ def _betas(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     try:
         pair = [float(config.get("adam_beta1", 0.9)), float(config.get("adam_beta2", 0.999))]
     except (TypeError, ValueError):
-        return rejected(f"={entry.value!r} is no number. Give optim.betas=[a,b]", "optim.betas")
+        return rejected(f"={entry.value!r} is not a number. Give optim.betas=[a,b]", "optim.betas")
     return mapped({"optim.betas": pair})
 
 
@@ -251,7 +251,7 @@ ROWS: Rows = {
     ),
     "save_steps": _save_steps,
     "save_total_limit": to("checkpoint.keep_last", convert=int),
-    "save_only_model": nowhere("checkpoints are whole; `shardyard export` writes weights alone"),
+    "save_only_model": nowhere("checkpoints are whole; `shardyard export` writes only weights"),
     "save_safetensors": nowhere("checkpoints are safetensors always"),
     "save_on_each_node": nowhere("a run has one folder"),
     "load_best_model_at_end": nowhere("checkpoint.keep_best keeps it; export takes it"),
@@ -262,8 +262,8 @@ ROWS: Rows = {
     "run_name": nowhere("a run is named by run.name"),
     "project": nowhere("observe.wandb.project says it"),
     "trackio_*": nowhere("is not reported to"),
-    "resume_from_checkpoint": nowhere("`shardyard resume RUN` goes on with a run"),
-    "ignore_data_skip": nowhere("a resumed run reads on at its position, skipping nothing"),
+    "resume_from_checkpoint": nowhere("`shardyard resume RUN` continues a run"),
+    "ignore_data_skip": nowhere("a resumed run continues at its exact position in the data"),
     "restore_callback_states_from_checkpoint": nowhere(_TRAINER),
     "push_to_hub*": nowhere(_HUB),
     "hub_*": nowhere(_HUB),
@@ -282,7 +282,7 @@ ROWS: Rows = {
     "local_rank": nowhere("each process knows its rank"),
     "do_train": switch(same("always"), none("a recipe trains")),
     "do_eval": nowhere("a held-out split is always evaluated at the end"),
-    "do_predict": nowhere("a run predicts nothing beside its evaluations"),
+    "do_predict": nowhere("predictions are made only in evaluations"),
     "deepspeed": nowhere("names a DeepSpeed file"),
     **under("deepspeed", deepspeed.ROWS),
     "fsdp_config": nowhere("names a file of FSDP's settings"),
@@ -305,7 +305,7 @@ ROWS: Rows = {
     "skip_memory_metrics": nowhere("peak memory of each step is in metrics.jsonl"),
     "past_index": nowhere(_TRAINER),
     "jit_mode_eval": nowhere(_TRAINER),
-    "use_cache": nowhere("nothing is cached while training"),
+    "use_cache": nowhere("caching is off in training"),
     "use_ipex": nowhere(_TRAINER),
     "mp_parameters*": nowhere("of SageMaker's library: give its JSON"),
     "model_name_or_path": model_name,

@@ -30,7 +30,7 @@ On-Demand Instance quotas."""
 
 HOW_TO_MAKE_ONE = (
     "`shardyard cluster create kind=batch recipe=RECIPE name=QUEUE` makes one; "
-    "docs/verbs/cluster.md lists what else it is told"
+    "docs/verbs/cluster.md lists its other settings"
 )
 
 _PULL = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -295,7 +295,10 @@ def _roles(account: _Account) -> Iterator[Finding]:
         if role is None:
             yield Finding(
                 name="instance role", verdict="problem",
-                what=f"there is no instance profile {profile} with a role: no instance would start",
+                what=(
+                    f"instance profile {profile} does not exist or has no role: no instance would "
+                    "start"
+                ),
                 mend="Create it with the policy AmazonEC2ContainerServiceforEC2Role",
             )  # fmt: skip
 
@@ -303,7 +306,7 @@ def _roles(account: _Account) -> Iterator[Finding]:
 def _role(setting: str, arn: str, answer: Any) -> Finding:
     if answer is None:
         return Finding(
-            name=setting, verdict="problem", what=f"there is no role {arn}",
+            name=setting, verdict="problem", what=f"role {arn} does not exist",
             mend="Create it, or correct the setting",
         )  # fmt: skip
     trust = answer["Role"].get("AssumeRolePolicyDocument") or {}
@@ -338,12 +341,12 @@ def _log_group(account: _Account) -> Iterator[Finding]:
         yield Finding(name="log group", verdict="ok", what=f"{name} is there")
         return
     mend = f"aws logs create-log-group --region {account.region} --log-group-name {name}"
-    what = f"there is no {name} yet. Batch makes it with an account's first job if its service "
+    what = f"{name} does not exist yet. Batch makes it with an account's first job if its service "
     what += "role may; else no container starts"
     if name == LOG_GROUP:
         yield Finding(name="log group", verdict="warning", what=what, mend=mend)
     else:  # Batch makes no group of another name
-        what = f"there is no {name} (launch.aws_batch.log_group): no container would start"
+        what = f"{name} does not exist (launch.aws_batch.log_group): no container would start"
         yield Finding(name="log group", verdict="problem", what=what, mend=mend)
 
 
@@ -401,8 +404,10 @@ def _secrets(account: _Account) -> Iterator[Finding]:
             service = "SSM parameter" if is_ssm else "secret"
             yield Finding(
                 name=setting, verdict="problem",
-                what=f"there is no {service} {place}, or it is being deleted: no container would "
-                "start",
+                what=(
+                    f"{service} {place} does not exist, or is being deleted: no container would "
+                    "start"
+                ),
                 mend=_create(reference, place, account.region),
             )  # fmt: skip
             continue

@@ -28,7 +28,7 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
     if queue.get("status") in ("DELETING", "DELETED", "INVALID"):
         raise RequestError(
             f"{setting}={name!r} is {queue['status']}: "
-            f"{queue.get('statusReason', 'Batch gives no reason')}. Mend it, or name another."
+            f"{queue.get('statusReason', 'Batch gives no reason')}. Fix it, or name another."
         )
     environments = environments_of(batch, queue)
     reasons = [reason for one in environments if (reason := _mismatch_reason(one, definition))]

@@ -149,9 +149,10 @@ def _tags(request: LaunchRequest) -> dict[str, str]:
 
 _HOW_ACCESS_POINT = (
     "Make one, `aws efs create-access-point --file-system-id {efs} --posix-user "
-    f"Uid={USER_ID},Gid={USER_ID} --root-directory 'Path=/shardyard,CreationInfo="
-    f"{{{{OwnerUid={USER_ID},OwnerGid={USER_ID},Permissions=0755}}}}'`, and "
-    "give its access_point: fsap-... beside efs."
+    f"Uid={USER_ID},Gid={USER_ID} --root-directory "
+    f"'Path=/shardyard,CreationInfo={{{{OwnerUid={USER_ID},OwnerGid={USER_ID},"
+    "Permissions=0755}}'`, "
+    "and give its access_point: fsap-... together with efs."
 )
 
 
@@ -362,7 +363,7 @@ def _volumes(recipe: Recipe) -> dict[str, Any]:
         elif kinds == ["host"]:
             volumes.append({"name": name, "host": {"sourcePath": volume.host}})
         else:
-            said = " and ".join(kinds) if kinds else "nothing to mount"
+            said = " and ".join(kinds) if kinds else "no file system"
             raise RequestError(
                 f"{where} names {said}. A Batch job mounts one EFS file system or one folder of "
                 "its instances. Give efs: fs-..., or host: /path for what the launch template "

@@ -13,6 +13,8 @@ from shardyard.launchers.base import ORIGIN_DETAIL, JobState, JobStatus
 from shardyard.launchers.ledger import LedgerEntry
 from shardyard.units import format_seconds
 
+_PAGE = "verbs/teardown#removed-objects"
+
 CANCEL_REASON = "cancelled by shardyard"
 
 # Source: botocore's model of DescribeJobs. A state missing here is an error, never a guess.
@@ -47,7 +49,7 @@ _STUCK = {
         "the type of cluster.instance, or ask for fewer VCPUs and less memory"
     ),
     "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": (
-        "the service role of the compute environment lacks permissions. Mend that role"
+        "the service role of the compute environment lacks permissions. Fix that role"
     ),
 }
 
@@ -197,14 +199,14 @@ def is_owned(described: Mapping[str, Any], entry: LedgerEntry, *, run_id: str, r
     if entry.id is not None:
         if not is_of_run:
             tagged = f"its tag {RUN_TAG} is {tags.get(RUN_TAG)!r}, not {run_id!r}"
-            raise AccessError(_not_owned_message(entry, tagged, described, region))
+            raise AccessError(_not_owned_message(entry, tagged, described, region), page=_PAGE)
         return True
     origin = entry.details.get(ORIGIN_DETAIL)
     if origin or not is_of_run:
         return is_of_run and tags.get(ORIGIN_TAG) == origin
     # Ledgers of earlier versions have no origin, and another user's run may have the same id.
     why = "whether its creation succeeded was never known, nor who made this"
-    raise AccessError(_not_owned_message(entry, why, described, region))
+    raise AccessError(_not_owned_message(entry, why, described, region), page=_PAGE)
 
 
 def _not_owned_message(

@@ -20,6 +20,7 @@ from shardyard.launchers.kubernetes.exec import (
 )
 from shardyard.launchers.kubernetes.prerequisites import install_hint
 from shardyard.launchers.kubernetes.refusals import (
+    RBAC_PAGE,
     ApiUncertainError,
     ExistsError,
     ForbiddenError,
@@ -340,12 +341,14 @@ class Api:
                 raise AccessError(
                     f"{where}: {error.words}. Files of a pod are read through pods/exec, and your "
                     "role lacks that right. Have an administrator grant get and create on "
-                    "pods/exec; docs/launch-kubernetes.md lists all that is needed."
+                    "pods/exec; docs/launch-kubernetes.md lists all that is needed.",
+                    page=RBAC_PAGE,
                 ) from error
             if error.status == 401:
                 raise AccessError(
                     f"{where}: the API server does not accept your credentials. Log in again, "
-                    f"then see that kubectl --context {self.context} auth whoami answers."
+                    f"then see that kubectl --context {self.context} auth whoami answers.",
+                    page=RBAC_PAGE,
                 ) from error
             raise LostConnectionError(f"{where}: {error.words}") from error
         yield from stdout_of(connection, silence_s=silence_s)
@@ -438,9 +441,8 @@ class Api:
         except _transport_errors() as error:
             raise ApiUncertainError(
                 f"context {self.context!r}: the API server does not answer "
-                f"({self._client.configuration.host}; {_cause(error)}). Nothing can be asked of "
-                "the cluster now. Check the network, the VPN and that the cluster still exists, "
-                "then try again."
+                f"({self._client.configuration.host}; {_cause(error)}). Check the network, the VPN "
+                "and that the cluster still exists, then try again."
             ) from error
 
 
@@ -481,7 +483,7 @@ def _client(context: str | None, kubeconfig: Path | None) -> Any:
     except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
         where = file or "~/.kube/config"
         if not Path(where).expanduser().exists():
-            why = f"there is no kubeconfig {where}"
+            why = f"no kubeconfig {where}"
         elif known := _list_contexts(file):
             why = f"kubeconfig {where} has no such context, or not all of it{known}"
         else:

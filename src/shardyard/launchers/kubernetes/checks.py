@@ -3,7 +3,7 @@
 They change nothing. Nodes, policies and quotas are checked in files of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from shardyard.config.endpoints import secret_name, service_name
@@ -11,8 +11,8 @@ from shardyard.config.secrets import parse_references
 from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.access import missing_rights, needed_rights
 from shardyard.launchers.kubernetes.api import PLURALS, Api
-from shardyard.launchers.kubernetes.names import TARGETS
 from shardyard.launchers.kubernetes.node_checks import (
     check_image,
     check_nodes,
@@ -51,7 +51,7 @@ def check_claims(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             continue
         modes = claim["spec"].get("accessModes", [])
         if request.nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-            what = f"its access modes are {', '.join(modes)}: one node alone can mount it"
+            what = f"its access modes are {', '.join(modes)}: only one node can mount it"
             mend = "Use a claim of FSx for Lustre, EFS or another shared file system"
             yield Finding(name=name, verdict="problem", what=what, mend=mend)
         else:
@@ -214,7 +214,7 @@ def _etcd(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     elif api.get("Service", name) is not None:
         yield Finding(name="etcd", verdict="ok", what=f"service {name} exists")
     else:
-        what = f"launch.kubernetes.etcd={settings.etcd}: there is no service {name}"
+        what = f"launch.kubernetes.etcd={settings.etcd}: service {name} does not exist"
         mend = "Install it: shardyard doctor RECIPE --on kubernetes --install"
         yield Finding(name="etcd", verdict="problem", what=what, mend=mend)
 
@@ -232,17 +232,7 @@ def _certificate(secret: str, api: Api) -> Finding:
 
 
 def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
-    version, plural, _ = PLURALS[TARGETS[request.recipe.launch.kubernetes.target].kind]
-    group = version.partition("/")[0]
-    wanted = [
-        *((verb, plural, group) for verb in ("create", "get", "patch", "delete")),
-        *((verb, "configmaps", "") for verb in ("create", "get", "patch", "delete")),
-        ("list", "pods", ""),
-        ("get", "pods/log", ""),
-    ]
-    if request.recipe.launch.kubernetes.scheduler == "volcano":
-        wanted += [(verb, "podgroups", "scheduling.volcano.sh") for verb in ("create", "delete")]
-    lacking = _missing_rights(api, wanted)
+    lacking = missing_rights(api, needed_rights(request.recipe.launch.kubernetes))
     if lacking:
         what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
         mend = "Have an administrator grant it; docs/launch-kubernetes.md has the role"
@@ -250,7 +240,7 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     else:
         yield Finding(name="rights", verdict="ok", what="all that a run needs is allowed")
     for name, rights, who in _RIGHTS_BESIDE:
-        lacking = _missing_rights(api, rights)
+        lacking = missing_rights(api, rights)
         if lacking:
             what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
             mend = f"Training needs it not; {who}. docs/launch-kubernetes.md has the role"
@@ -302,19 +292,6 @@ _RIGHTS_BESIDE = (
     ),
 )
 """Needs of verbs other than training: name of the finding, rights, which verbs."""
-
-
-def _missing_rights(api: Api, required: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Return the verbs and resources that are not allowed.
-
-    Args:
-        required: Verbs, resources and their API groups.
-    """
-    return [
-        f"{verb} {resource}"
-        for verb, resource, group in required
-        if not api.may(verb, resource, group=group)
-    ]
 
 
 def _queue(request: LaunchRequest, api: Api) -> Iterator[Finding]:
@@ -373,8 +350,8 @@ def require_served(api: Api, kind: str) -> None:
     if others:
         raise RequestError(
             f"context {api.context!r}: the cluster serves {kind} as {', '.join(others)}, not as "
-            f"{version}. Its controller is of another version, and is shared with whoever uses it. "
-            f"Have whoever keeps it replace it: {install_command(kind, api.context)}"
+            f"{version}. Its controller is of another version and shared with other users. Ask the "
+            f"cluster's administrator to replace it: {install_command(kind, api.context)}"
         )
     raise RequestError(
         f"context {api.context!r}: the cluster does not serve {kind} ({version}). "
@@ -401,6 +378,6 @@ def trainjob_schema(api: Api) -> Schema:
     raise RequestError(
         f"context {api.context!r}: the cluster's TrainJob has neither runtimePatches (Kubeflow "
         "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1) nor podSpecOverrides (2.0). Another "
-        "version's fields would be dropped or refused. Have whoever keeps it replace it: "
-        f"{install_command('TrainJob', api.context)}"
+        "version's fields would be dropped or rejected. Ask the cluster's administrator to "
+        f"replace it: {install_command('TrainJob', api.context)}"
     )

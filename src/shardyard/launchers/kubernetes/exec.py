@@ -118,7 +118,7 @@ def _messages(connection: Any, silence_s: float) -> Iterator[tuple[int, bytes]]:
         except websocket.WebSocketTimeoutException as error:
             unanswered += 1
             if unanswered > _PINGS:
-                raise LostConnectionError("nothing came any more") from error
+                raise LostConnectionError("no more data came") from error
             connection.ping()
             continue
         except (websocket.WebSocketException, OSError) as error:
@@ -140,7 +140,7 @@ def _raise_unless_succeeded(status: bytes, stderr: str) -> None:
         code = next((int(c["message"]) for c in causes if c.get("reason") == "ExitCode"), None)
         words = stderr or str(content.get("message") or "no reason given")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LostConnectionError("how the command ended was not told") from error
+        raise LostConnectionError("the command's exit status is unknown") from error
     raise CommandError(words, code)
 
 

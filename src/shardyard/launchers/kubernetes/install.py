@@ -227,10 +227,10 @@ def _release(entry: LedgerEntry, api: Api) -> Release:
         if said == wanted and details["provides"] in (part.provides, _with_jobset(part)):
             return then
     raise AccessError(
-        f"release {entry.name} from {details['url']} in context {details['context']!r}, which is "
-        f"said to serve {details['provides']!r}, is none that is installed from here, so it is not "
-        "removed: whoever can change the ledger could have anything deleted. If it is yours, "
-        "remove it by hand with kubectl or helm."
+        f"release {entry.name} from {details['url']} in context {details['context']!r}, which the "
+        f"ledger says serves {details['provides']!r}, is not one that Shardyard installs, so it is "
+        "not removed: a changed ledger could have any release deleted. If it is yours, remove it "
+        "by hand with kubectl or helm."
     )
 
 
@@ -244,8 +244,8 @@ def _check_unused(entry: LedgerEntry, api: Api) -> None:
         names = [f"{meta.get('namespace', '')}/{meta['name']}".lstrip("/") for meta in metas]
         raise RequestError(
             f"context {api.context!r}: {entry.name} is not removed: the cluster has {len(found)} "
-            f"{kind} ({', '.join(names)}), which would be deleted with it. Nothing was removed. "
-            "End those runs first (`shardyard cancel`, `shardyard teardown`), or ask their owners."
+            f"{kind} ({', '.join(names)}), which would be deleted with it. All of it was kept. End "
+            "those runs first (`shardyard cancel`, `shardyard teardown`), or ask their owners."
         )
 
 
@@ -306,12 +306,12 @@ def _run(argv: Sequence[str], *, gone: str = "") -> None:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise CapacityError(
-            f"`{shlex.join(argv)}` has not ended after {error.timeout:g} s. What it did is not "
-            "known, and stands in the ledger. Look with `shardyard doctor`, then try again."
+            f"`{shlex.join(argv)}` has not ended after {error.timeout:g} s. Its effect is not "
+            "known, and the ledger lists it. Look with `shardyard doctor`, then try again."
         ) from error
     if done.returncode == 0:
         return
-    said = " ".join(done.stderr.split()) or f"nothing, exit code {done.returncode}"
+    said = " ".join(done.stderr.split()) or f"no output, exit code {done.returncode}"
     if gone and gone in said:
         return
     where = f"`{shlex.join(argv)}` failed: {said.rstrip('.')}."
@@ -319,6 +319,6 @@ def _run(argv: Sequence[str], *, gone: str = "") -> None:
         if any(word.lower() in said.lower() for word in words):
             raise kind(f"{where} {remedy}")
     raise ShardyardError(
-        f"{where} Part of it may be there. Mend what it names and install again: what is there "
-        "already is left as it is."
+        f"{where} Part of it may be installed. Fix what it names and install again: parts that are "
+        "there are kept."
     )

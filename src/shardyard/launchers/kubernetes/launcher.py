@@ -14,7 +14,7 @@ from typing import ClassVar
 from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
 from shardyard.doctor.finding import Finding
-from shardyard.errors import AccessError, RequestError, ShardyardError
+from shardyard.errors import AccessError, Problem, RequestError, ShardyardError
 from shardyard.launchers.base import (
     ORIGIN_DETAIL,
     Answer,
@@ -32,6 +32,7 @@ from shardyard.launchers.base import (
     mounted_paths,
 )
 from shardyard.launchers.kubernetes import pod
+from shardyard.launchers.kubernetes.access import context_problems, rights_problems
 from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.checks import kubernetes_checks, require_served, trainjob_schema
 from shardyard.launchers.kubernetes.exec import LostConnectionError
@@ -58,7 +59,7 @@ from shardyard.launchers.kubernetes.placement import check_placeable
 from shardyard.launchers.kubernetes.policies import KIND as GROUP_KIND
 from shardyard.launchers.kubernetes.policies import NETWORK_POLICY_KIND, NO_NETWORK_POLICY
 from shardyard.launchers.kubernetes.prerequisites import MONITORS
-from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ForbiddenError
+from shardyard.launchers.kubernetes.refusals import RBAC_PAGE, ApiUncertainError, ForbiddenError
 from shardyard.launchers.kubernetes.state import Object, is_running, latest_pods, status_of
 from shardyard.launchers.kubernetes.targets import RUNTIME_RIGHT, for_schema, has_content_of
 from shardyard.launchers.ledger import (
@@ -155,6 +156,14 @@ class KubernetesLauncher:
         except ShardyardError as error:
             return [Finding(name="context", verdict="problem", what=str(error))]
         return kubernetes_checks(request, api)
+
+    def context_problems(self, recipe: Recipe) -> list[Problem]:
+        """Look for the context in the kubeconfig."""
+        return context_problems(recipe, self._kubeconfig)
+
+    def rights_problems(self, recipe: Recipe) -> list[Problem]:
+        """Ask the cluster what this user may do."""
+        return rights_problems(recipe, self._kubeconfig)
 
     def target_name(self, request: LaunchRequest) -> str:
         """The context."""
@@ -540,7 +549,8 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, ledger_details: dict
     except ForbiddenError as error:
         raise AccessError(
             f"{error} A TrainJob takes restarts, grace and rights from {item['kind']} {name}, an "
-            f"object of the whole cluster, so that its content is read first. {RUNTIME_RIGHT}"
+            f"object of the whole cluster, so that its content is read first. {RUNTIME_RIGHT}",
+            page=RBAC_PAGE,
         ) from error
     if found is None:
         try:
@@ -548,7 +558,8 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, ledger_details: dict
         except AccessError as error:
             raise AccessError(
                 f"{error} {item['kind']} {name} is not there, and you may not create it: have an "
-                "administrator apply it once, as shardyard launch --dry-run prints it."
+                "administrator apply it once, as shardyard launch --dry-run prints it.",
+                page=RBAC_PAGE,
             ) from error
         return
     if not has_content_of(found, item):

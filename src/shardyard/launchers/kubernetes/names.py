@@ -133,7 +133,7 @@ def check_namespaced(recipe: Recipe) -> None:
         if name is None or re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
             continue
         raise RequestError(
-            f"{path}={name!r} is no name of a Kubernetes object. Such names have lower-case "
+            f"{path}={name!r} is not a name of a Kubernetes object. Such names have lower-case "
             "letters, digits and inner hyphens, at most 63 characters. Give the name as kubectl "
             "shows it."
         )

@@ -14,6 +14,8 @@ from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError
 from shardyard.launchers.ledger import Ledger, LedgerEntry
 
+_PAGE = "verbs/teardown#removed-objects"
+
 RUN_ID = "shardyard/run-id"
 """Annotation: the run that made it."""
 ORIGIN = "shardyard/origin"
@@ -77,7 +79,8 @@ def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) 
     if entry.id is not None:
         if mark:
             raise AccessError(
-                _not_owned_message(api, entry, f"it is the object of this uid, but {mark}")
+                _not_owned_message(api, entry, f"it is the object of this uid, but {mark}"),
+                page=_PAGE,
             )
         return True
     origin = entry.details.get(ORIGIN_DETAIL)
@@ -89,7 +92,8 @@ def is_owned(api: Api, item: Object, entry: LedgerEntry, *, run_id: str | None) 
     raise AccessError(
         _not_owned_message(
             api, entry, "whether its creation succeeded was never known, nor who made this"
-        )
+        ),
+        page=_PAGE,
     )
 
 

@@ -287,7 +287,7 @@ def _volume_source(recipe: Recipe, volume: Volume, index: int) -> dict[str, Any]
         raise RequestError(
             f"launch.volumes[{index}] ({volume.path}) does not name one claim, and Kubernetes "
             "mounts persistent volume claims. For EFS or FSx make one with their CSI driver, and "
-            "give claim: NAME alone."
+            "give only claim: NAME."
         )
     if not recipe.launch.kubernetes.allow_host_paths:
         raise RequestError(
@@ -372,8 +372,8 @@ def toleration(text: str) -> dict[str, str]:
     if not key or effect not in effects:
         if key:
             raise RequestError(
-                f"launch.kubernetes.tolerations: {text!r} ends in {effect!r}, which is no effect "
-                f"of a taint. Use {', '.join(effects)}, or leave it out."
+                f"launch.kubernetes.tolerations: {text!r} ends in {effect!r}, which is not an "
+                f"effect of a taint. Use {', '.join(effects)}, or leave it out."
             )
         key, effect = text, ""
     key, equals, value = key.partition("=")

@@ -20,7 +20,7 @@ _QUANTITY = re.compile(r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)([A-Za-z]{0,2})")
 def quantity(text: str) -> float:
     """Return the number that a quantity such as 500m, 2Ti or 1e3 means."""
     found = _QUANTITY.fullmatch(text.strip())
-    assert found is not None, f"{text!r} is no quantity of Kubernetes"
+    assert found is not None, f"{text!r} is not a quantity of Kubernetes"
     return float(found[1]) * _SUFFIXES[found[2]]
 
 
@@ -64,8 +64,10 @@ def _wants_limits(quota: str, resource: str) -> Finding:
     return Finding(
         name="quota",
         verdict="warning",
-        what=f"quota {quota} counts {resource}, and our pods have no such limit: without a "
-        "LimitRange that gives one they are refused",
+        what=(
+            f"quota {quota} counts {resource}, and our pods have no such limit: without a "
+            "LimitRange that gives one they are rejected"
+        ),
         mend="Have it count requests, or a LimitRange added",
     )
 

@@ -8,6 +8,8 @@ from shardyard.errors import AccessError, CapacityError, RequestError, Shardyard
 from shardyard.io.files import parse_json
 from shardyard.units import format_bytes
 
+RBAC_PAGE = "launch-kubernetes#rbac-permissions"
+
 Object = dict[str, Any]
 
 _TOO_LARGE = ("Too long: must have at most", "request is too large", "Request entity too large")
@@ -42,7 +44,7 @@ class ForbiddenError(AccessError):
     """
 
     def __init__(self, text: str, *, is_anonymous: bool) -> None:
-        super().__init__(text)
+        super().__init__(text, page=RBAC_PAGE)
         self.is_anonymous = is_anonymous
 
 
@@ -73,14 +75,15 @@ def api_error(error: Any, *, context: str | None, namespace: str) -> ShardyardEr
         return AccessError(
             f"{where}: the API server does not accept your credentials. They are missing or "
             "have expired. Log in again (EKS: aws sso login, or new keys), then see that "
-            f"kubectl --context {context} auth whoami answers."
+            f"kubectl --context {context} auth whoami answers.",
+            page=RBAC_PAGE,
         )
     # Webhooks deny with 403 too, where advice on rights would be wrong.
     if "admission webhook" in words and "denied the request" in words:
         return RequestError(
-            f"{where}: {words}. A policy of the cluster refuses the object; your rights do not "
-            "matter. Change what the policy names in the recipe (launch --dry-run prints the "
-            "object), or ask whoever keeps the policy."
+            f"{where}: {words}. A policy of the cluster rejects the object, with any rights "
+            "you have. Change what the policy names in the recipe (launch --dry-run prints the "
+            "object), or ask the cluster's administrator."
         )
     if error.status == 403 and "exceeded quota" in words:
         return CapacityError(

@@ -102,8 +102,11 @@ ALERTS = (
         f" ({_last_reported('running|draining|drained|finished')} > {_last_reported('failed')})",
         severity="critical",
         summary="Run {{ $labels.run_id }} failed.",
-        todo="`shardyard status {{ $labels.run_id }}` says why and which log to read. Mend that; "
-        "`shardyard resume {{ $labels.run_id }}` goes on from the newest checkpoint.",
+        todo=(
+            "`shardyard status {{ $labels.run_id }}` says why and which log to read. Fix "
+            "that; `shardyard resume {{ $labels.run_id }}` continues from the newest "
+            "checkpoint."
+        ),
     ),
     AlertRule(
         name="ShardyardRunLost",
@@ -112,10 +115,12 @@ ALERTS = (
         after="5m",  # a scheduler's restart, or a drain between two scrapes that is taken up again
         severity="critical",
         summary="Run {{ $labels.run_id }} was training and no agent of it answers any more.",
-        todo="Its nodes were killed or are out of reach, or it drained between two scrapes: "
-        "`shardyard status {{ $labels.run_id }}` asks the scheduler. If it is not started again, "
-        "`shardyard resume {{ $labels.run_id }}`; if it is not meant to go on, `shardyard teardown "
-        "{{ $labels.run_id }}`, for lost nodes may bill.",
+        todo=(
+            "Its nodes were killed or are out of reach, or it drained between two scrapes: "
+            "`shardyard status {{ $labels.run_id }}` asks the scheduler. If it is not started "
+            "again, `shardyard resume {{ $labels.run_id }}`; to end it, `shardyard teardown "
+            "{{ $labels.run_id }}`, for lost nodes may bill."
+        ),
     ),
     AlertRule(
         name="ShardyardRunStalled",
@@ -157,9 +162,11 @@ ALERTS = (
         expr=f"{XID.name} > 0" + "".join(f" != {number}" for number in _HARMLESS_XIDS),
         severity="critical",
         summary="GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reports XID {{ $value }}.",
-        todo="NVIDIA's list of XID errors says what it means. 48, 64, 74, 95, 119, 120: end the "
-        "run's part there and reset the device. 79: reboot the node. 54: its power cable. Comes it "
-        "again, have the node replaced. It is shown until the driver is loaded anew.",
+        todo=(
+            "NVIDIA's list of XID errors says what it means. 48, 64, 74, 95, 119, 120: end the "
+            "run's part there and reset the device. 79: reboot the node. 54: its power cable. If "
+            "it comes back, have the node replaced. It is shown until the driver is reloaded."
+        ),
     ),
 )
 

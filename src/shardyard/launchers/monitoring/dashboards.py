@@ -122,7 +122,7 @@ RUN = Dashboard(
             ),
             kind="stat",
             shows="name",
-            note="Of its newest attempt, as told last: one that was killed says running.",
+            note="Of its newest attempt, as last reported: one that was killed says running.",
         ),
         Panel(title="Step", queries=((_of_run("shardyard_step"), "step"),), kind="stat"),
         Panel(title="Loss", queries=((_of_run("shardyard_loss"), "loss"),), kind="stat"),
@@ -141,7 +141,7 @@ RUN = Dashboard(
             queries=((_of_run("shardyard_cost_usd"), "cost"),),
             unit="currencyUSD",
             kind="stat",
-            note="At the prices of its plans; nothing where no price is known.",
+            note="At the prices of its plans; empty where no price is known.",
         ),
         Panel(title="Loss", queries=((_of_run("shardyard_loss"), "loss"),)),
         Panel(
@@ -156,7 +156,7 @@ RUN = Dashboard(
             title="MFU",
             queries=((_of_run("shardyard_mfu_ratio"), "MFU"),),
             unit="percentunit",
-            note="Nothing on devices whose peak is not known.",
+            note="Empty on devices whose peak is not known.",
         ),
         Panel(
             title="Where a step's time goes",

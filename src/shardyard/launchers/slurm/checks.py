@@ -86,7 +86,9 @@ def choose(
     known = ", ".join(sorted({row.name for row in rows})) or "none"
     if not chosen:
         asked = (
-            "there is no default partition" if requested is None else f"there is no {requested!r}"
+            "no partition is the default"
+            if requested is None
+            else (f"partition {requested!r} does not exist")
         )
         return [], Finding(
             name="partition", verdict="problem", what=f"{asked}; there are {known}",

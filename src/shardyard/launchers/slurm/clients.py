@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.foreign_variables import for_slurm_client
 
+_PAGE = "launch-slurm#error-messages"
+
 QUERY_TIMEOUT_S = 60.0
 """A client whose controller is away tries again for SlurmctldTimeout, often two minutes."""
 
@@ -55,8 +57,8 @@ class NoAccountingError(ShardyardError):
 
 
 _AWAY = (
-    "Slurm's controller does not answer, so nothing is known and nothing was changed that it did "
-    "not confirm. Jobs that run go on. Try again; `scontrol ping` says when it is back."
+    "Slurm's controller does not answer, so the state is unknown, and only confirmed changes were "
+    "made. Running jobs continue. Try again; `scontrol ping` says when it is back."
 )
 
 # Patterns are of Slurm's own messages (slurm_errno.c, and those of its clients). The first that is
@@ -135,7 +137,7 @@ _REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
     (
         r"[Ii]nvalid license|[Ii]nvalid wckey|[Dd]ependency problem|[Ii]nvalid (begin|deadline)",
         RequestError,
-        "Mend that option in launch.slurm.options.",
+        "Fix that option in launch.slurm.options.",
     ),
     (
         r"node configuration is not available|can not be satisfied|More processors requested",
@@ -180,15 +182,16 @@ def ask(shell: Shell, argv: Sequence[str]) -> str:
     except FileNotFoundError as error:
         raise RequestError(
             f"{argv[0]} is not installed here. Runs reach Slurm through its command line clients. "
-            "Run this on a login node of the cluster."
+            "Run this on a login node of the cluster.",
+            page=_PAGE,
         ) from error
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(
-            f"`{argv[0]}` gave no answer for {error.timeout:g} s. {_AWAY}"
+            f"`{argv[0]}` gave no answer for {error.timeout:g} s. {_AWAY}", page=_PAGE
         ) from error
     if done.exit_code == 0:
         return done.out
-    said = " ".join(done.err.split()) or f"nothing, exit code {done.exit_code}"
+    said = " ".join(done.err.split()) or f"no output, exit code {done.exit_code}"
     raise client_error(argv[0], said)
 
 
@@ -196,8 +199,9 @@ def client_error(client: str, message: str) -> ShardyardError:
     """Return the error that a client's output means."""
     for pattern, kind, remedy in _REFUSALS:
         if re.search(pattern, message):
-            return kind(f"`{client}` was refused: {message.removesuffix('.')}. {remedy}")
+            return kind(f"`{client}` failed: {message.removesuffix('.')}. {remedy}", page=_PAGE)
     return ShardyardError(
         f"`{client}` failed: {message.removesuffix('.')}. These words of Slurm are not known here. "
-        "Look at the script with `shardyard launch --dry-run`, and at the cluster with `sinfo`."
+        "Look at the script with `shardyard launch --dry-run`, and at the cluster with `sinfo`.",
+        page=_PAGE,
     )

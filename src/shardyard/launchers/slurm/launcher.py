@@ -192,9 +192,9 @@ class SlurmLauncher:
         job_id, _, cluster = answer.strip().splitlines()[-1].partition(";")
         if not _FORM.id.fullmatch(job_id):
             raise ShardyardError(
-                f"`sbatch --parsable` answered {answer.strip()!r}, which is no job id, so it is "
-                "not known which job that made. The submission stands in the ledger. Look with "
-                f"`squeue --me --name={rendered.name}`; `shardyard teardown` looks there, too."
+                f"`sbatch --parsable` answered {answer.strip()!r}, which is not a job id, so the "
+                "job is unknown. The ledger lists the submission. Look with `squeue --me "
+                f"--name={rendered.name}`; `shardyard teardown` looks there, too."
             )
         details = {"cluster": cluster} if cluster else {}
         return _job(rendered.run_id, ledger.confirm(entry, job_id, **details))

@@ -181,9 +181,9 @@ def warnings(recipe: Recipe) -> tuple[str, ...]:
         return ()
     return (
         f"{', '.join(kept)}: kept in env, so sbatch hands the value to Slurm's controller, which "
-        "keeps it in clear in its StateSaveLocation as long as the job, where whoever administers "
-        "Slurm can read it. Keep it in a file of yours alone on the shared file system instead: "
-        "secrets: {NAME: file:/path}.",
+        "keeps it in clear in its StateSaveLocation as long as the job, where Slurm's "
+        "administrators can read it. Keep it in a private file on the shared file system "
+        "instead: secrets: {NAME: file:/path}.",
     )
 
 
@@ -363,8 +363,8 @@ def _check_script_values(request: LaunchRequest) -> None:
     for name, value in values.items():
         if value is not None and (not value.isprintable() or "\\" in value or not value):
             raise RequestError(
-                f"{name}={value!r} cannot stand in a batch script: sbatch reads its options line "
-                "by line and a backslash changes what follows. Choose another without them."
+                f"{name}={value!r} cannot be in a batch script: sbatch reads its options line by "
+                "line and a backslash changes what follows. Choose another without them."
             )
     if request.run_dir.count("%") > 1 or re.search(r"%\d", request.run_dir):
         raise RequestError(
@@ -379,8 +379,9 @@ def _check_script_values(request: LaunchRequest) -> None:
         )
     if not request.run_dir.startswith("/"):
         raise RequestError(
-            f"launch.run_dir={request.run_dir!r} is no absolute path. Nodes start elsewhere than "
-            "here. Write the whole path, on a file system that this machine and the nodes share."
+            f"launch.run_dir={request.run_dir!r} is not an absolute path. Nodes start elsewhere "
+            "than here. Write the whole path, on a file system that this machine and the nodes "
+            "share."
         )
     gpus = _gpus_by_gres(request)
     if gpus is not None and request.side is None and gpus != request.devices_per_node:
@@ -404,9 +405,9 @@ def _check_script_values(request: LaunchRequest) -> None:
         if request.time_limit_s == request.block_left_s:
             given = f"what is left of cluster.capacity={request.recipe.cluster.capacity}"
         raise RequestError(
-            f"{given} is not longer than the {least_s} s before its "
-            f"end at which the run may be told to drain (launch.slurm.signal_before_s, and "
-            f"{SIGNAL_SLACK_S} s of Slurm's own). Raise the one or lower the other."
+            f"{given} is not longer than the {least_s} s before its end at which the run may be "
+            f"asked to drain (launch.slurm.signal_before_s, and {SIGNAL_SLACK_S} s of Slurm's "
+            "own). Raise the one or lower the other."
         )
 
 

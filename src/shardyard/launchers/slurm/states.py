@@ -191,8 +191,8 @@ def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
 def _state_of(word: str, *, job_id: str) -> JobState:
     if word not in STATES:
         raise ShardyardError(
-            f"Slurm says that job {job_id} is {word!r}, a state that is not known here, so nothing "
-            "is concluded from it. Look with `scontrol show job` and report the word."
+            f"Slurm says that job {job_id} is {word!r}, a state that Shardyard does not know. Look "
+            "with `scontrol show job` and report the word."
         )
     return STATES[word]
 

@@ -166,7 +166,7 @@ def _in_flight(step: ImageStep, part: OperatorGroup) -> float:
 
 def _saved_reason(step: ImageStep) -> str:
     kept = sum(row.saved_elements for row in step.operators)
-    what = "inputs of blocks alone" if step.recompute == "full" else "inputs of all operators"
+    what = "only inputs of blocks" if step.recompute == "full" else "inputs of all operators"
     if step.ignored_recompute:
         what += f" (memory.recompute={step.ignored_recompute} is counted as none)"
     return (

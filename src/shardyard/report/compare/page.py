@@ -72,7 +72,7 @@ def _run_row(run: ComparedRun) -> list[str]:
 def speeds_table(comparison: RunComparison) -> Table:
     """A row a side but the first."""
     heads = [
-        "beside the first",
+        "against the first",
         "verdict",
         "#step time",
         "#interval",
@@ -213,12 +213,12 @@ def _speed(comparison: RunComparison) -> str:
         for row, speed in zip(rows, comparison.speeds, strict=True)
     ]
     note = (
-        f"Step time beside the first for the same work: 1.05 is 5 % slower. The interval holds the "
-        f"ratio {CONFIDENCE:.0%} of the time, each comparison by itself; neighbouring steps are "
-        f"not taken for independent. A verdict needs an interval without 1 and an effect of "
+        "Step time against the first for the same work: 1.05 is 5 % slower. The interval holds "
+        f"the ratio {CONFIDENCE:.0%} of the time, each comparison by itself; neighbouring steps "
+        "are not taken for independent. A verdict needs an interval without 1 and an effect of "
         f"{SMALLEST_EFFECT:.0%}; what is inconclusive is not shown to be equal. Two runs of one "
-        f"recipe are taken to differ by {BETWEEN_RUNS:.0%} until three of each, in turn, show "
-        "by how much. “all steps” is the ratio of plain means, the slowest steps in full."
+        f"recipe are taken to differ by {BETWEEN_RUNS:.0%} until three of each, in turn, show by "
+        "how much. “all steps” is the ratio of plain means, the slowest steps in full."
     )
     left = f'<p class="note">{esc(excluded_steps_text(comparison))}</p>'
     body = (
@@ -241,8 +241,8 @@ def _targets(comparison: RunComparison) -> str:
         )
         return render_section("targets", title, f'<p class="muted">{text}</p>')
     note = (
-        '<p class="note">At the end of the first evaluation that reached it; between evaluations '
-        "nobody looked. Time is without waiting between attempts.</p>"
+        '<p class="note">At the end of the first evaluation that reached it; between '
+        "evaluations it is unknown. Time is without waiting between attempts.</p>"
     )
     return _section("targets", title, table, after=note)
 
@@ -342,15 +342,15 @@ def write_comparison(
 def _check_sides(sides: Sequence[Sequence[RunDir]]) -> None:
     if len(sides) < 2:
         raise RequestError(
-            "one side alone cannot be compared. Name another run after a space; "
-            "`shardyard report RUN` shows a single one."
+            "a comparison needs two sides. Name another run after a space; `shardyard report RUN` "
+            "shows a single one."
         )
     named: set[Path] = set()
     for run in (run for side in sides for run in side):
         if run.path in named:
             raise RequestError(
-                f"RUN {run.run_id} is named twice, and it would differ from itself in nothing. "
-                "Name each run once."
+                f"RUN {run.run_id} is named twice, but a comparison needs different runs. Name "
+                "each run once."
             )
         named.add(run.path)
 

@@ -163,7 +163,7 @@ def _classify(ratio: float, low: float, high: float) -> tuple[Verdict, str]:
     if low <= 1 <= high:
         return "inconclusive", "the interval holds 1"
     if max(ratio, 1 / ratio) < 1 + SMALLEST_EFFECT:
-        return "inconclusive", f"less than {SMALLEST_EFFECT:.0%} is no verdict, though not equal"
+        return "inconclusive", f"less than {SMALLEST_EFFECT:.0%} is not a verdict, though not equal"
     return ("slower" if ratio > 1 else "faster"), f"the interval leaves 1 out, {CONFIDENCE:.0%}"
 
 
@@ -199,7 +199,10 @@ def _interval_basis(baseline: Sequence[Pace], other: Sequence[Pace], *, are_pair
         return f"{allowed}; three runs of each, in turn, would show that"
     if are_paired:
         return f"{allowed}; a third pair of runs would show that"
-    return f"{allowed}; the runs do not alternate, so the machine's drift is not told from theirs"
+    return (
+        f"{allowed}; the runs do not alternate, so the machine's drift cannot be separated from "
+        "theirs"
+    )
 
 
 def alternating_pairs(baseline: Sequence[Pace], other: Sequence[Pace]) -> list[tuple[Pace, Pace]]:

@@ -263,7 +263,7 @@ def plan_page(
     body = "\n".join(part for part in parts if part)
     footer = (
         "Written by <code>shardyard plan --page</code>. Predictions from datasheets, papers and "
-        "published runs; nothing was started."
+        "published runs; no run was started."
     )
     return render_page(title, body, footer=footer)
 
@@ -272,7 +272,7 @@ def _header(plan: Plan, title: str) -> str:
     verdict = plan.fits if plan.fits != "unknown" else "memory unknown"
     kind = esc(plan.fits.replace(" ", "-"))
     measured = "".join(f"<li>{esc(source)}</li>" for source in plan.measured)
-    looked_up = "Nothing of this was measured: rates and prices are looked up."
+    looked_up = "All of this is predicted: rates and prices are looked up."
     sources = f"Measured, not looked up:<ul>{measured}</ul>" if measured else looked_up
     return f"""<header>
 <p class="eyebrow">Training plan</p>
@@ -324,8 +324,8 @@ def _memory(plan: Plan) -> str:
     )
     states = RULE_BYTES_PER_PARAMETER * plan.trained_parameters
     note = (
-        f"Beside it, the rule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained parameter, "
-        f"{format_bytes(states)} over all ranks, and activations on top."
+        f"For comparison, the rule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained "
+        f"parameter, {format_bytes(states)} over all ranks, and activations on top."
     )
     body = f'<div class="card">{table}<p class="note">{note}</p></div>'
     return render_section("memory", "Memory of one rank", body)

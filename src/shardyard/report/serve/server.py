@@ -116,7 +116,7 @@ class Pages:
             case "/api/pages":
                 content = self._pages(self._runs(query)[0])
             case _:
-                raise HttpError(404, "there is no such page")
+                raise HttpError(404, "page not found")
         return json.dumps(json_value(content), allow_nan=False).encode(), "application/json"
 
     def _read_curves(self, query: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Pages:
             raise HttpError(400, f"name runs, at most {_MOST_RUNS}")
         known = {row.id for row in self.index.rows()}
         if unknown := [each for each in ids if each not in known]:
-            raise HttpError(404, f"there is no run {sanitize(unknown[0])[:100]}")
+            raise HttpError(404, f"run {sanitize(unknown[0])[:100]} does not exist")
         return [self._run(each) for each in ids]
 
     def _run(self, run_id: str) -> RunDir:

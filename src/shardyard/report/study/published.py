@@ -67,10 +67,7 @@ def read_table(path: Path) -> ScalingSeries:
             "A number that is not known is an empty cell. Correct these rows."
         )
     if not rows:
-        raise RequestError(
-            f"--table {path} has a header and no rows. There is nothing to compare. Give a row for "
-            "each size."
-        )
+        raise RequestError(f"--table {path} has a header and no rows. Give a row for each size.")
     rows.sort(key=lambda row: row.accelerators)
     source = next((source for source in sources if source), "")
     return ScalingSeries(name=path.stem, rows=tuple(rows), hold=constant_batch(rows), source=source)
@@ -99,7 +96,7 @@ def _check_header(path: Path, header: list[str]) -> None:
         if name not in COLUMNS:
             near = difflib.get_close_matches(name, COLUMNS, n=1)
             hint = f"is {near[0]!r} meant?" if near else f"they are {', '.join(COLUMNS)}"
-            problems.append(f"{name!r} is no column of a scaling table; {hint}")
+            problems.append(f"{name!r} is not a column of a scaling table; {hint}")
     if "accelerators" not in header:
         problems.append("accelerators is missing: how many devices a size has")
     if not any(name in header for name in RATES):
@@ -117,9 +114,9 @@ def _cell_errors(cells: Mapping[str, str]) -> list[str]:
     for name in (*COUNTS, *QUANTITIES):
         text = cells.get(name, "")
         if text and _number(text) is None:
-            found.append(f"{name}={text!r} is no number above 0")
+            found.append(f"{name}={text!r} is not a number above 0")
         elif text and name in COUNTS and _number(text) != int(_number(text) or 0):
-            found.append(f"{name}={text!r} is no whole number")
+            found.append(f"{name}={text!r} is not a whole number")
     if not cells.get("accelerators"):
         found.append("accelerators is empty")
     rates = [name for name in RATES if cells.get(name)]
@@ -133,7 +130,7 @@ def _clashes(rows: list[SeriesRow]) -> list[str]:
     """Return sizes that occur twice, and rates of different kinds."""
     sizes = [row.accelerators for row in rows]
     twice = sorted({size for size in sizes if sizes.count(size) > 1})
-    found = [f"{size} accelerators stand in several rows; give one row a size" for size in twice]
+    found = [f"{size} accelerators are in several rows; give one row a size" for size in twice]
     if len({_kind(row) for row in rows}) > 1:
         found.append("rows have rates of different kinds; give the same column in all of them")
     return found

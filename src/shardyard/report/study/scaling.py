@@ -226,7 +226,7 @@ def _open_words(point: Point, first: SeriesRow, where: str) -> list[str]:
             f"; it was {_percent(point.efficiency.value)}, off by {100 * error:+.1f} points"
             f"{'' if inside else ' and outside of the band'}"
         )
-    why = f"What a plan cannot know, each alone at its worst: {lacks}. " if lacks else ""
+    why = f"What a plan cannot know, each by itself at its worst: {lacks}. " if lacks else ""
     return [f"{text}. {why}The wait for data is not planned for text."]
 
 

@@ -131,8 +131,8 @@ def method_notes(series: Sequence[ScalingSeries]) -> list[str]:
         )
     if any(row.forecast is not None for row in rows):
         said.append(
-            "Predicted efficiencies have a band: from nothing between nodes ever being waited for "
-            "to the network at one device's share of it, and ranks that wait for each other more."
+            "Predicted efficiencies have a band: from no wait between nodes at all to the network "
+            "at one device's share of it, and ranks that wait for each other more."
         )
     planned = [row for row in rows if row.forecast is not None]
     said += [

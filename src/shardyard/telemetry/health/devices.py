@@ -211,8 +211,7 @@ class DeviceHealthMonitor:
         share = (counts[1] - before[1]) / periods
         words = (
             f"in {share:.0%} of the periods its processes use up their limit of {limit:g} cores, "
-            "and stand still for the rest of each (cgroup cpu.max; resources.limits.cpu in "
-            "Kubernetes)"
+            "and pause for the rest of each (cgroup cpu.max; resources.limits.cpu in Kubernetes)"
         )
         return {None: words} if share >= _THROTTLED else {}, {None}
 

@@ -1,0 +1,123 @@
+"""Verdict on a plan for a gate in continuous integration: each finding has an exit code."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from shardyard.config.schema.recipe import Recipe
+from shardyard.planner.plan import Plan
+from shardyard.units import format_seconds, format_usd
+
+
+class CheckExit(IntEnum):
+    """Exit codes of ``shardyard plan --check``; a recipe that is illegal ends with 2 before."""
+
+    FITS = 0
+    UNKNOWN = 2
+    """A limit was set, and the plan has no price or time to compare with it."""
+    DOES_NOT_FIT = 10
+    ABOVE_BUDGET = 11
+    ABOVE_DEADLINE = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One reason against a recipe.
+
+    Args:
+        exit_code: Kind of the reason.
+        text: The value, the limit and the likeliest fix.
+    """
+
+    exit_code: CheckExit
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a row of ``check`` in ``shardyard plan --check --json``."""
+        return {
+            "finding": self.exit_code.name.lower(),
+            "exit_code": int(self.exit_code),
+            "text": self.text,
+        }
+
+
+def check_plan(
+    plan: Plan, recipe: Recipe, *, budget_usd: float | None, deadline_s: float | None
+) -> list[Finding]:
+    """Return what speaks against a recipe: memory first, then price, then time; empty: nothing.
+
+    Args:
+        recipe: As the plan has it. Its ``launch.max_usd`` is the budget if none is given.
+        budget_usd: Most that the run may cost, failures included.
+        deadline_s: Most that the run may take, failures included.
+    """
+    limit, name = budget_usd, "--budget"
+    if limit is None:
+        limit, name = recipe.launch.max_usd, "launch.max_usd"
+    found = list(_memory(plan, recipe))
+    if limit is not None:
+        found += _price(plan, limit, name)
+    if deadline_s is not None:
+        found += _time(plan, deadline_s)
+    return found
+
+
+def _memory(plan: Plan, recipe: Recipe) -> Iterator[Finding]:
+    if plan.fits != "does not fit":
+        return
+    is_here = recipe.cluster.instance is None and recipe.cluster.file is None
+    fix = (
+        "This is the memory of this machine: name the machines of the run with "
+        "cluster.instance=p5.48xlarge or cluster.file."
+        if is_here
+        else "`shardyard plan` without --check shows layouts that fit."
+    )
+    yield Finding(
+        exit_code=CheckExit.DOES_NOT_FIT, text=f"the plan does not fit: {plan.fits_reason}. {fix}"
+    )
+
+
+def _price(plan: Plan, limit: float, name: str) -> Iterator[Finding]:
+    if plan.usd is None:
+        yield Finding(
+            exit_code=CheckExit.UNKNOWN,
+            text=f"{name}={limit:g}, but the price is not known: {_missing(plan)}",
+        )
+    elif plan.usd > limit:
+        yield Finding(
+            exit_code=CheckExit.ABOVE_BUDGET,
+            text=f"the price is predicted to be {format_usd(plan.usd)}, above {name}={limit:g}. "
+            "Make the run shorter, compare machines with `shardyard plan --offers`, or raise the "
+            "limit.",
+        )
+
+
+def _time(plan: Plan, deadline_s: float) -> Iterator[Finding]:
+    limit = format_seconds(deadline_s)
+    if plan.wall_s is None:
+        yield Finding(
+            exit_code=CheckExit.UNKNOWN,
+            text=f"--deadline {limit}, but the time is not known: {_missing(plan)}",
+        )
+    elif plan.wall_s > deadline_s:
+        yield Finding(
+            exit_code=CheckExit.ABOVE_DEADLINE,
+            text=f"the run is predicted to take {format_seconds(plan.wall_s)}, above --deadline "
+            f"{limit}. Use more or faster machines (`shardyard plan --deadline` without --check "
+            "finds the cheapest), or make the run shorter.",
+        )
+
+
+def _missing(plan: Plan) -> str:
+    """Say why a plan has no price or no time, and what to set."""
+    if not plan.advances:
+        return f"{plan.failures_reason}."
+    if plan.steps is None:
+        return "the run has no length. Set run.steps or run.tokens."
+    if plan.speed.tokens_per_s is None:
+        return f"{plan.speed.reason}. Name machines with cluster.instance."
+    return (
+        f"{plan.price.source}. Name the machines with cluster.instance, or what they cost with "
+        "cluster.usd_per_node_hour."
+    )
