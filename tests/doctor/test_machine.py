@@ -118,8 +118,8 @@ def test_the_nccl_of_a_wheel_tells_its_cuda() -> None:
         (cpu_limit_finding(1.5, processes=1), "ok: 1.5 cores for 1 process"),
         (
             cpu_limit_finding(3.5, processes=8),
-            "warning: 3.5 cores for 8 processes; all stand still for the rest of each tenth of a "
-            "second in which they have used it up. Raise it to a core a process",
+            "warning: 3.5 cores for 8 processes; each tenth of a second, all pause once they have "
+            "used it up. Raise it to a core a process",
         ),
         (open_files_finding(1024), "warning: 1,024 a process; rank 0"),
         (open_files_finding(65536), "ok: 65,536 a process"),

@@ -227,7 +227,7 @@ def _(desk: AdoptDesk) -> int:
 @row(
     "kubeconfig of another cluster",
     2,
-    says="kubeconfig names https://another.example, and theirs of account 123456789012",
+    says="kubeconfig names https://another.example, but theirs of account 123456789012",
     do="Move the file away and run the same command again, which writes a new one",
 )
 def _(desk: AdoptDesk) -> int:

@@ -157,8 +157,8 @@ def _(desk: AnyDesk) -> int:
 @row(
     "line of the ledger is of another kind",
     1,
-    says="the file was changed by something else",
-    do="Mend",
+    says="Another program changed the file",
+    do="Fix or remove",
 )
 def _(desk: AnyDesk) -> int:
     desk.ledger().write_text('{"nothing": "of a ledger"}\n')
@@ -199,7 +199,7 @@ def _(desk: AnyDesk) -> int:
     return desk.steer("teardown", "--yes")
 
 
-@row("a folder in the place of the ledger", 1, says="it is no file", do="Bring the file back")
+@row("a folder in the place of the ledger", 1, says="it is not a file", do="Restore the file")
 def _(desk: AnyDesk) -> int:
     desk.ledger().mkdir(mode=0o755)
     return desk.steer("teardown", "--yes")

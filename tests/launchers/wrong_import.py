@@ -108,7 +108,7 @@ def _(desk: ImportDesk) -> int:
 @row(
     "parameters on NVMe",
     2,
-    says="zero_optimization.offload_param.device=nvme: nothing is kept on NVMe here",
+    says="zero_optimization.offload_param.device=nvme: offload to NVMe is not supported",
     do="memory.offload=params",
 )
 def _(desk: ImportDesk) -> int:
@@ -270,7 +270,12 @@ def _(desk: ImportDesk) -> int:
     return desk.checkpoint(desk.pickled(b"cbuiltins\neval\n(V1\ntR."))
 
 
-@row("a checkpoint without tensors", 1, says="a.pt holds no tensors", do="no checkpoint of a model")
+@row(
+    "a checkpoint without tensors",
+    1,
+    says="a.pt holds no tensors",
+    do="not a checkpoint of a model",
+)
 def _(desk: ImportDesk) -> int:
     return desk.checkpoint(desk.pickled(pickle.dumps({"step": 3})))
 

@@ -102,6 +102,27 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.context=null")
 
 
+@row(
+    "unknown context and another problem",
+    2,
+    says="launch.image: is not set, and kubernetes runs containers",
+    do="launch.kubernetes.context='tset' cannot be used",
+)
+def _(desk: KubernetesDesk) -> int:
+    return desk.launch("launch.kubernetes.context=tset", "launch.image=null")
+
+
+@row(
+    "no rights and another problem",
+    2,
+    says="you may not create configmaps, get configmaps",
+    do="launch.image: is not set, and kubernetes runs containers",
+)
+def _(desk: KubernetesDesk) -> int:
+    desk.server.forbidden = {"configmaps"}
+    return desk.launch("launch.image=null")
+
+
 @row("unknown context", 2, says="launch.kubernetes.context='tset'", do="it has test, production")
 def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.context=tset")
@@ -296,7 +317,9 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch(f"run.id={'n' * 60}")
 
 
-@row("name that no object can have", 2, says="queue='Team_A' is no name", do="as kubectl shows it")
+@row(
+    "name that no object can have", 2, says="queue='Team_A' is not a name", do="as kubectl shows it"
+)
 def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.queue=Team_A")
 
@@ -332,7 +355,9 @@ def _(desk: KubernetesDesk) -> int:
     return desk.steer("scale", "9")
 
 
-@row("scaled after the end", 2, says="is over (failed), so there is nothing to", do="goes on with")
+@row(
+    "scaled after the end", 2, says="is over (failed), so it cannot be scaled", do="continues with"
+)
 def _(desk: KubernetesDesk) -> int:
     desk.launched(*_PYTORCHJOB)
     desk.end_job(2, plural="pytorchjobs")

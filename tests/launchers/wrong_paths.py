@@ -159,7 +159,7 @@ def _(desk: PathsDesk) -> int:
 @row(
     "prepared data and models of the hub on no volume",
     2,
-    says="has 2 problems: model.dir=/models is in no folder that nodes of kubernetes see",
+    says="has 3 problems: model.dir=/models is in no folder that nodes of kubernetes see",
     do=f"data.dir=/prepared is in no folder that nodes of kubernetes see. {_THERE}",
 )
 def _(desk: PathsDesk) -> int:
@@ -301,7 +301,7 @@ def _(desk: PathsDesk) -> int:
 @row(
     "probe: text is not on the volume",
     1,
-    says="volume/other: nothing is there, as user",
+    says="volume/other: it does not exist, as user",
     do="Bring it there, give another path",
 )
 def _(desk: PathsDesk) -> int:

@@ -137,8 +137,8 @@ def _(desk: PricesDesk) -> int:
 @row(
     "bill of a cluster whose ledger says no number of nodes",
     1,
-    says="says that many accelerator nodes were requested, which is not number",
-    do="Bring the file back from a copy",
+    says="says that many accelerator nodes were requested, which is not a number",
+    do="Restore the file from a copy",
 )
 def _(desk: PricesDesk) -> int:
     desk.begun(name="many")

@@ -175,7 +175,7 @@ def _(desk: SlurmDesk) -> int:
 @row(
     "option of sbatch that is not passed on",
     2,
-    says="'excludes' is no option that is passed on",
+    says="'excludes' is not an option that Shardyard passes on",
     do="Did you mean exclude?",
 )
 def _(desk: SlurmDesk) -> int:

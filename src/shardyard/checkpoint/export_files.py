@@ -179,8 +179,8 @@ def _source(resolved: Resolved) -> tuple[Path | None, tuple[str, ...]]:
         return folder, ()
     return None, (
         f"{asked.path or asked.hub} is missing, so {CONFIG} in the export was written from the "
-        f"recipe, and the model's other files ({GENERATION}, ...) are not in it. Bring the folder "
-        "back and export once more, or copy them yourself.",
+        f"recipe, and the model's other files ({GENERATION}, ...) are not in it. Bring it back "
+        "and export once more, or copy them yourself.",
     )
 
 

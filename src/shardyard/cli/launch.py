@@ -17,9 +17,8 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.watch import watch
 from shardyard.config.secrets import shown_command
-from shardyard.control.hub_access import access_errors
 from shardyard.control.job import LaunchedJob
-from shardyard.control.launch import proposal_of, rejection, submitted
+from shardyard.control.launch import proposal_of, reasons_against, rejection, submitted
 from shardyard.control.submission import (
     Proposal,
     describe,
@@ -96,9 +95,8 @@ def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
         raise click.UsageError("--follow prints the output; it and --json exclude each other.")
     for line in describe(proposal, in_full=terms.dry_run):
         echo_err(line)
-    against = refusals(proposal)
     # a dry run asks no service
-    hub = [] if terms.dry_run else access_errors(proposal.request.recipe, proposal.launcher)
+    against, hub = (refusals(proposal), []) if terms.dry_run else reasons_against(proposal)
     if terms.dry_run:
         print_request(proposal, as_json=terms.as_json)
     if (against or hub) and not terms.is_forced:

@@ -48,7 +48,7 @@ def proposal_of(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
-    with _with_rights(launcher, is_dry_run=is_dry_run) as further:
+    with _with_access(launcher, is_dry_run=is_dry_run) as further:
         request = Request.read(
             words, needs_weights=False, only_looks=True, sees=launcher.node_paths, further=further
         )
@@ -64,13 +64,10 @@ def proposal_of(
 
 
 @contextmanager
-def _with_rights(
+def _with_access(
     launcher: Launcher, *, is_dry_run: bool
 ) -> Iterator[Callable[[Recipe], list[Problem]]]:
-    """Report a missing context or right together with the recipe's other problems.
-
-    A right that is missing alone is left to the submission, whose error says that it is one of
-    access. A dry run looks at neither.
+    """Report what access lacks together with a recipe's problems; a dry run looks at neither.
 
     Yields:
         The launcher's problems of a recipe.
@@ -78,18 +75,40 @@ def _with_rights(
     seen: list[Recipe] = []
 
     def further(recipe: Recipe) -> list[Problem]:
-        found = training_problems(recipe, launcher)
-        if not is_dry_run and isinstance(launcher, ChecksAccess):
-            seen.append(recipe)
-            found += launcher.context_problems(recipe)
-        return found
+        seen.append(recipe)
+        return training_problems(recipe, launcher)
 
     try:
         yield further
     except RecipeError as error:
-        if not seen or not isinstance(launcher, ChecksAccess):
+        if is_dry_run or not seen:
             raise
-        raise error.with_problems(launcher.rights_problems(seen[0])) from None
+        lacking = _access_problems(seen[0], launcher, has_others=True)
+        raise error.with_problems(lacking) from None
+
+
+def _access_problems(recipe: Recipe, launcher: Launcher, *, has_others: bool) -> list[Problem]:
+    """Return why this user cannot reach the scheduler, or may not submit.
+
+    Args:
+        has_others: Whether something else is wrong. If not, a missing right is left to the
+            submission, whose error has the exit code of access.
+    """
+    if not isinstance(launcher, ChecksAccess):
+        return []
+    found = launcher.context_problems(recipe)
+    return found if found or not has_others else launcher.rights_problems(recipe)
+
+
+def reasons_against(proposal: Proposal) -> tuple[list[str], list[str]]:
+    """Return what speaks against a submission: plan, price and access, then the hub.
+
+    Asks the hub, and the scheduler if there is another reason.
+    """
+    recipe, launcher = proposal.request.recipe, proposal.launcher
+    against, hub = refusals(proposal), access_errors(recipe, launcher)
+    lacking = _access_problems(recipe, launcher, has_others=bool(against or hub))
+    return [*against, *map(str, lacking)], hub
 
 
 def _of_data(proposal: Proposal, words: Sequence[str]) -> str:
@@ -109,8 +128,7 @@ def check_proposal(proposal: Proposal) -> bool:
     Raises:
         RequestError: All that does.
     """
-    against = refusals(proposal)
-    hub = access_errors(proposal.request.recipe, proposal.launcher)
+    against, hub = reasons_against(proposal)
     if against or hub:
         raise rejection(proposal, against, hub)
     return True
@@ -120,7 +138,7 @@ def rejection(proposal: Proposal, against: Sequence[str], hub: Sequence[str]) ->
     """Return the error of a proposal that is rejected, with the page that explains it.
 
     Args:
-        against: What plan and price say.
+        against: What plan, price and access say.
         hub: What the Hugging Face hub says.
     """
     is_unfit = unfit_reason(proposal.plan) is not None
