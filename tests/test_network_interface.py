@@ -100,12 +100,12 @@ def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("eth9", "there is no interface 'eth9'"),
-        ("lo,eth9", "there is no interface 'eth9'"),
+        ("eth9", "interface 'eth9' does not exist"),
+        ("lo,eth9", "interface 'eth9' does not exist"),
         ("^lo,docker", "gloo takes plain names, without ^"),
         ("=eth0", "gloo takes plain names, without ="),
         ("ib0", "ib0 has no address"),
-        ("eth0,", "there is no interface ''"),
+        ("eth0,", "interface '' does not exist"),
     ],
 )
 @pytest.mark.usefixtures("two_interfaces")

@@ -87,10 +87,10 @@ def test_a_missing_manifest_is_damage(folder: Path) -> None:
     [
         ("", "is empty (0 bytes)"),
         ("[]", "holds no JSON object"),
-        ("{}", "is no manifest (KeyError: 'format')"),
+        ("{}", "is not a manifest (KeyError: 'format')"),
         ('{"format": 1', "is not JSON ("),
         ("[" * 100_000, "is not JSON (it is nested too deeply)"),
-        ('{"format": -1, "files": {}}', "is no manifest ("),
+        ('{"format": -1, "files": {}}', "is not a manifest ("),
     ],
     ids=["empty", "list", "other object", "torn", "deep", "negative"],
 )
@@ -104,7 +104,7 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path) -> None:
     content = json.loads((folder / "manifest.json").read_text())
     content["files"]["../a"] = content["files"].pop("a.safetensors")
     (folder / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"'\.\./a' is no file name"):
+    with pytest.raises(CheckpointError, match=r"'\.\./a' is not a file name"):
         read_manifest(folder)
 
 

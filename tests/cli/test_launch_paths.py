@@ -57,7 +57,7 @@ def test_a_config_json_here_says_the_shape_and_goes_with_the_recipe(
     file = config_file(tmp_path)
     config = ("model.preset=null", f"model.config={file.name}")
     assert launch(tmp_path, far, *ON_VOLUMES, *config) == 0
-    assert "nothing is predicted" not in capsys.readouterr().err
+    assert "no prediction" not in capsys.readouterr().err
     text = far.submitted[0].recipe_text
     file.unlink()
     (tmp_path / "sent.yaml").write_text(text)

@@ -59,7 +59,7 @@ def test_every_path_of_every_verb_is_one_of_this_machine_or_refused_by_its_name(
     [
         ("s3://bucket", "a prefix is missing, and objects of a whole bucket would be mixed"),
         ("s3://Bucket_/x", "'Bucket_' is not a name of a bucket"),
-        ("s3://bucket/../x", "is no place in S3"),
+        ("s3://bucket/../x", "is not a place in S3"),
         ("gs://bucket/x", "is a URL, which is not opened here. Give a path"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_run_that_goes_on_keeps_its_name_and_folder(
 ) -> None:
     assert resume(fake, tmp_path, "--yes", other) == 2
     said = capsys.readouterr().err
-    assert f"{other}: run first goes on in its own folder, {tmp_path}/runs/first" in said
+    assert f"{other}: run first continues in its own folder, {tmp_path}/runs/first" in said
     assert "Leave that out" in said and len(fake.submitted) == 1
     same = ("run.id=first", f"run.dir={tmp_path}/runs")
     assert resume(fake, tmp_path, "--yes", *same) == 0

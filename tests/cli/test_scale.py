@@ -149,7 +149,7 @@ def test_a_job_that_fails_while_it_drains_is_not_submitted_again(
     err = capsys.readouterr().err
     assert "job 8 on fake failed while it drained: the disk is full" in err
     assert "note: job 8 on fake was asked to end, and no other was submitted" in err
-    assert "`shardyard resume first cluster.nodes=3` goes on" in err.replace(
+    assert "`shardyard resume first cluster.nodes=3` continues" in err.replace(
         str(tmp_path / "runs") + "/", ""
     )
     assert num_jobs(tmp_path) == 1

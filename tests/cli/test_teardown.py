@@ -154,6 +154,6 @@ def test_ctrl_c_in_a_teardown_says_that_it_may_be_repeated(
     assert teardown(stopped, tmp_path, "--yes") == EXIT_INTERRUPTED
     err = capsys.readouterr().err
     assert "not finished: 1 object of the run may still exist, and cost money" in err
-    assert f"`shardyard teardown {tmp_path}/runs/first` may be repeated" in err
+    assert f"Repeat `shardyard teardown {tmp_path}/runs/first` to remove the rest" in err
     assert teardown(fake, tmp_path, "--yes", "--json") == 0
     assert json.loads(capsys.readouterr().out)["removed"] == OBJECTS[1:]

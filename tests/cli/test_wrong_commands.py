@@ -147,7 +147,8 @@ TABLE = (
     ),
     wrong(
         "launch llama.yaml --on kubernetes --yes",
-        "has 4 problems",
+        "has 5 problems",
+        "launch.kubernetes.context: is not given",
         "data.source=/shared/my-text",
         "launch.volumes='[{path: /shared, claim: NAME}]'",
         "secrets.HF_TOKEN=env: jobs of kubernetes cannot read HF_TOKEN from your shell",

@@ -407,5 +407,5 @@ def test_the_end_of_a_capacity_block_is_told_to_the_recipe(
     assert recipe.cluster.capacity == f"block:{RESERVATION}"
     assert recipe.cluster.block_ends == "2027-01-31T11:30:00Z"
     account.reservations = [RESERVED]
-    with pytest.raises(ShardyardError, match="has no end, so it is no capacity block"):
+    with pytest.raises(ShardyardError, match="has no end, so it is not a capacity block"):
         write_settings(block)

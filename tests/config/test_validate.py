@@ -67,8 +67,8 @@ MISSPELT: list[tuple[Tree, str]] = [
     ({"task": {"vowelz": {"weight": 1}}}, "no installed package adds a task of this name"),
     ({"run": {"target_loss": 2.5}}, "this setting was replaced"),
     ({"model": {"quantization": "nf4"}}, "a base in 4 or 8 bit (QLoRA) is not supported. On"),
-    ({"model": {"lora": {"load_in_4bit": True}}}, "model.lora.load_in_4bit: there is no such"),
-    ({"quantization": {"bits": 4}}, "unknown section: training adapters a base in 4 or 8"),
+    ({"model": {"lora": {"load_in_4bit": True}}}, "model.lora.load_in_4bit: unknown setting"),
+    ({"quantization": {"bits": 4}}, "unknown section: training adapters on a base in 4 or 8"),
     ({"model": {"lora": {"lora_alpha": 8}}}, "Did you mean model.lora.alpha?"),
 ]
 """What no object can hold."""

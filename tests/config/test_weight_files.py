@@ -101,7 +101,7 @@ def test_all_files_that_are_wrong_are_named_together(tmp_path: Path) -> None:
         (None, "has null where the name"),
         (["w.safetensors"], "where the name of a file"),
         ("", "outside of the folder"),
-        ("w.bin", "no .safetensors file"),
+        ("w.bin", "not a .safetensors file"),
     ],
 )
 def test_an_index_names_files_of_its_folder_alone(tmp_path: Path, file: Any, said: str) -> None:

@@ -142,7 +142,7 @@ def test_one_that_ended_without_an_answer_is_named_with_what_to_do(site: Site) -
 def test_one_that_was_asked_to_end_ends_the_verb_with_143(site: Site, state: JobState) -> None:
     site.fake.lines = [LogLine(source="node 0", text="bye")]
     site.fake.statuses = [status(state)]
-    with pytest.raises(SideJobStoppedError, match="asked to end before it was done") as caught:
+    with pytest.raises(SideJobStoppedError, match="ended before it was done") as caught:
         site.ask()
     assert caught.value.exit_code == 143
 

@@ -84,7 +84,7 @@ def test_a_tokenizer_is_a_file_too_and_a_vocabulary(volume: Path, place: str) ->
 
 MISSING = (
     ("data.source=other", "data.source", "it does not exist"),
-    ("data.source=text/*.jsonl", "data.source", "there is no file in it"),
+    ("data.source=text/*.jsonl", "data.source", "it has no file in it"),
     ("data.source=text/a.txt/b", "data.source", "it leads through a file"),
     ("data.tokenizer=text", "data.tokenizer", "tokenizer.json: it does not exist"),
     ("model.path=gone", "model.path", "it does not exist"),

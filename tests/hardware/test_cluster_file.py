@@ -81,7 +81,7 @@ usd_per_node_hour: .nan
     for words in (
         "acelerator: unknown key. Did you mean accelerator?",
         "'H100 SMX' is not in the catalogue. Nearest: H100 SXM",
-        "devices_per_node=0 is not possible. Give a whole number of at least 1.",
+        "devices_per_node=0 cannot be. Give a whole number of at least 1.",
         "inside_gb_per_s=-1 cannot be. Give a number of 0 or more.",
         "network_gbps: is missing, but cluster.nodes=2. Give the Gb/s of one node",
         "host_memory_gib=many is not a number. Write digits without a unit.",

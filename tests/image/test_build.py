@@ -17,7 +17,7 @@ def test_a_push_is_known_before_it_is_done_and_pins_what_came_of_it() -> None:
 
 def test_names_that_are_none_are_refused_before_a_tool_is_looked_for() -> None:
     assert build_of("cpu").name.endswith("-cpu")
-    with pytest.raises(RequestError, match="--tag 'Mine' is no name of an image"):
+    with pytest.raises(RequestError, match="--tag 'Mine' is not a name of an image"):
         build_of("cpu", "Mine")
-    with pytest.raises(RequestError, match="TO 'A B' is no name of an image"):
+    with pytest.raises(RequestError, match="TO 'A B' is not a name of an image"):
         push_of("A B", "cpu")

@@ -73,7 +73,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(name: object) -> None:
         ("[]", "TypeError"),
         ('{"format": 9, "files": {}, "made_of": {}}', "format 9 is not known"),
         ({"../x": {"bytes": 1, "sha256": "0" * 64}}, "not a plain path|leads out"),
-        ({"x": {"bytes": -1, "sha256": "0" * 64}}, "no number of bytes"),
+        ({"x": {"bytes": -1, "sha256": "0" * 64}}, "not a number of bytes"),
         ({"x": {"bytes": 1, "sha256": "0" * 63 + "G"}}, "not a SHA-256"),
     ],
 )

@@ -190,7 +190,7 @@ def test_roles_must_be_there_and_trust_containers(aws: BatchServer) -> None:
     assert (job.verdict, execution.verdict) == ("problem", "problem")
     assert "does not trust ecs-tasks.amazonaws.com" in job.what
     assert "update-assume-role-policy" in job.mend
-    assert f"there is no role {EXECUTION_ROLE}" in execution.what
+    assert f"role {EXECUTION_ROLE} does not exist" in execution.what
     aws.client("iam").remove_role_from_instance_profile(
         InstanceProfileName="ecsInstanceRole", RoleName="of-ecsInstanceRole"
     )

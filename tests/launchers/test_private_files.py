@@ -99,7 +99,7 @@ def test_a_line_that_a_scanner_lets_pass_passes() -> None:
 @pytest.mark.heavy
 def test_a_fifo_is_no_code(project: Path) -> None:
     os.mkfifo(project / "pipe")
-    with pytest.raises(RequestError, match=r"lists .*pipe, which is no file or folder"):
+    with pytest.raises(RequestError, match=r"lists .*pipe, which is neither a file nor a folder"):
         bundle(["pipe"], "", start=project)
 
 

@@ -284,7 +284,7 @@ def test_wrong_plans_and_blocks_say_what_is_wrong_and_what_to_do() -> None:
             "model: drops at drop:",
             "model: has mha, an nn.MultiheadAttention",
         ),
-        "no plan": ("parallel.tp=2 but there is no plan", "plan="),
+        "no plan": ("parallel.tp=2 but no plan says", "plan="),
         "cp": ("parallel.cp=2: in a module of your own attention", "Use dp_replicate"),
         "pp": ("parallel.pp=2: in a module of your own where",),
         "ep": ("parallel.ep=2: in a module of your own which",),

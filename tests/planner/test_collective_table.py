@@ -124,7 +124,7 @@ def test_everything_wrong_with_the_rows_is_told_at_once(tmp_path: Path) -> None:
     assert "3 problems" in text
     assert "row 2: a time of -1e-06 s is not above 0" in text
     assert "row 2: size 32 comes after 64, sizes must grow" in text
-    assert "row 3: out_time_us='soon' is no number" in text
+    assert "row 3: out_time_us='soon' is not a number" in text
 
 
 def test_an_empty_table_is_refused(tmp_path: Path) -> None:

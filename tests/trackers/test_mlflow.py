@@ -153,7 +153,7 @@ def test_many_lines_are_few_requests(tmp_path: Path, server: Front, experiment: 
 
 
 WRONG = {
-    401: (AccessError, r"refused permission \(HTTP 401\)\. Keep MLFLOW_TRACKING_TOKEN"),
+    401: (AccessError, r"denied permission \(HTTP 401\)\. Keep MLFLOW_TRACKING_TOKEN"),
     403: (AccessError, r"HTTP 403.*under secrets"),
     404: (RequestError, r"HTTP 404.*Is observe\.mlflow\.url a tracking server"),
     500: (LostError, r"did not take it: it answers with HTTP 500\. Look at observe\.mlflow\.url"),

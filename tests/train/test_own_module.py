@@ -254,7 +254,7 @@ def test_what_a_function_returns_is_held_to_what_it_must(corpus: Corpus, tmp_pat
         "other": "model.blocks='blocks' names no module",
         "scalar": "with its value: nn.Parameter(torch.tensor([2.5])) computes the same. Or let ",
         "gone": "wrong has no gone. Name a function that makes the model.",
-        "nowhere": "there is no module wrong.deeper here",
+        "nowhere": "module wrong.deeper is not found here",
     }
     assert told.keys() == expected.keys()
     assert {name: text for name, text in expected.items() if text not in told[name]} == {}, told

@@ -189,11 +189,11 @@ def text_with(**fields: Any) -> bytes:
     ("text", "why"),
     [
         (b"[" * 100_000, "nested too deeply"),
-        (b"\xff", "no snapshot"),
+        (b"\xff", "not a snapshot"),
         (b"[1]", "another form"),
         (text_with(format=99), "another format"),
         (text_with(moment=[-1, 0]), "no count: -1"),
-        (text_with(moment=[1]), "no snapshot"),
+        (text_with(moment=[1]), "not a snapshot"),
         (text_with(rank=1), "no rank 1 of 1"),
         (text_with(more=1), "another form"),
         (text_with(tensors={"w": ["F32", [3], [1], [3], 0]}), "no place of a tensor"),

@@ -46,7 +46,7 @@ PROBLEMS = [
     (["model.module=json:loads"], "model.module and model.preset each name a model. Keep one"),
     (["run.steps=1", "run.epochs=1"], "run.steps, run.epochs are all lengths of the run"),
     (["secrets={HF_TOKEN: b}"], "secrets.HF_TOKEN: (not shown) does not say where the secret is"),
-    (["secrets={A-B: env}"], "secrets: 'A-B' is no name of an environment variable"),
+    (["secrets={A-B: env}"], "secrets: 'A-B' is not a valid name of an environment variable"),
     (["secrets={T: env}", "launch.env={T: x}"], "secrets.T: is in launch.env too"),
     (["launch.env={WANDB_API_KEY: abc}"], "instead: `secrets: {WANDB_API_KEY: env}`"),
     (["parallel.strategy=NO_SHARD", "parallel.dp_shard=2"], "contradicts strategy NO_SHARD"),

@@ -78,7 +78,7 @@ def test_a_release_is_applied_at_its_pinned_version_and_removed_again(
     assert site.ledger() == ["intended release JobSet 0.12.0", "created release JobSet 0.12.0"]
     site.server.served.add("jobsets")
     assert site.doctor("--install", "--yes") == 0
-    assert "nothing is missing" in capsys.readouterr().err
+    assert "all that can be installed is there" in capsys.readouterr().err
     assert site.doctor("--uninstall", "--dry-run") == 0
     assert site.doctor("--uninstall", "--yes") == 0
     assert site.calls()[1:] == [f"kubectl delete --ignore-not-found -f {JOBSET} {place}"]
