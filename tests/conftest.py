@@ -1,6 +1,7 @@
 """What all tests need."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.distributed.runs import Corpus
     from tests.launchers.batch_server import BatchServer
+
+# No test, nor any process of one, reads the site file of this machine or of who runs the tests.
+os.environ["SHARDYARD_SITE"] = "none"
 
 pytest_plugins = ("tests.selection", "tests.accounts")
 

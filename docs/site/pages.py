@@ -49,6 +49,7 @@ PARTS = {
         "docs/launch-kubernetes.md",
         "docs/launch-aws-batch.md",
         "docs/secrets.md",
+        "docs/teams.md",
         "docs/monitoring.md",
         "docs/telemetry.md",
         "docs/exporters.md",

@@ -24,6 +24,24 @@ def test_a_recipe_is_shown_by_section_with_reasons(
     assert "length 100 steps run.steps" in lines
 
 
+def test_values_of_a_site_file_are_shown_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("launch:\n  image: a\n")
+    monkeypatch.setenv("SHARDYARD_SITE", str(site))
+    assert main(["config", "model.preset=llama-tiny"]) == 0
+    captured = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in captured.out.splitlines()]
+    assert f"image a site file {site}, line 2" in lines
+    assert f"site files {site} read below the recipe, the last one wins" in lines
+    assert captured.err == f"note: site file {site} sets launch.image\n"
+    assert main(["config", "model.preset=llama-tiny", "launch.image=b", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["site_files"] == [str(site)]
+    assert content["settings"]["launch.image"] == {"value": "b", "reason": "given"}
+
+
 def test_a_note_tells_what_of_a_folder_is_done_in_another_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import pwd
 import resource
 import subprocess
 import sys
@@ -71,6 +72,13 @@ def test_a_submission_prints_run_job_and_what_to_type_next(
     assert (request.nodes, request.devices_per_node) == (2, 2)
     assert request.run_dir == str(run)
     assert request.recipe_text == (run / "recipe.yaml").read_text()
+
+
+def test_tags_and_owner_are_in_the_ledger(tmp_path: Path, fake: FakeLauncher) -> None:
+    assert launch(tmp_path, fake, "run.tags={team: nlp}", "--yes") == 0
+    (job,) = Ledger(tmp_path / "runs" / "first" / "ledger.jsonl").jobs()
+    assert job.details["tags"] == "team=nlp"
+    assert job.details["owner"] == pwd.getpwuid(os.geteuid()).pw_name
 
 
 def test_the_nodes_may_see_the_folder_elsewhere(tmp_path: Path, fake: FakeLauncher) -> None:

@@ -370,3 +370,26 @@ def test_the_submission_names_the_definition_of_the_run() -> None:
     sent = job_submission(request)
     assert sent["jobDefinition"] == job_definition(request)["jobDefinitionName"]
     assert sent["jobQueue"] == "trainers"
+
+
+def test_tags_and_attributes_of_the_site_are_passed_on() -> None:
+    request = batch_request(
+        "cluster.instance=p4d.24xlarge",
+        "launch.aws_batch.tags={Cost Center: 'a/b'}",
+        "launch.aws_batch.share_identifier=nlp",
+        "launch.aws_batch.scheduling_priority=7",
+    )
+    sent = job_submission(request)
+    assert (sent["shareIdentifier"], sent["schedulingPriorityOverride"]) == ("nlp", 7)
+    assert sent["tags"]["Cost Center"] == "a/b" == job_definition(request)["tags"]["Cost Center"]
+    assert batch_complaints("SubmitJob", sent) == ""
+
+
+def test_tags_of_the_run_are_resource_tags_that_botocore_accepts() -> None:
+    request = batch_request("cluster.instance=p4d.24xlarge", "run.tags={team: nlp}")
+    for call, sent in (
+        ("RegisterJobDefinition", job_definition(request)),
+        ("SubmitJob", job_submission(request)),
+    ):
+        assert sent["tags"] == {"team": "nlp", "shardyard-run": "llama-1"}
+        assert sent["propagateTags"] and batch_complaints(call, sent) == ""

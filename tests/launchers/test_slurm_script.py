@@ -93,6 +93,12 @@ def test_options_of_the_recipe_reach_sbatch_and_those_of_hyperpod_srun() -> None
     assert "auto-resume" not in asked and " --auto-resume=1 " in script
 
 
+def test_tags_are_in_the_comment_behind_the_run() -> None:
+    script = render_script(slurm_request("run.tags={team: nlp, project: search}"))
+    assert "#SBATCH --comment='shardyard-run=tiny project=search team=nlp'" in script
+    assert "#SBATCH --comment=shardyard-run=tiny\n" in render_script(slurm_request())
+
+
 @pytest.mark.parametrize(
     ("partition", "added"),
     [((), ["exclude", "reservation", "nice"]), (("launch.slurm.side_partition=cpu",), [])],

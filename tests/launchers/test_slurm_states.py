@@ -18,6 +18,7 @@ from shardyard.launchers.slurm.states import (
     read_sacct,
     read_scontrol,
     read_squeue,
+    read_tagged_jobs,
     status_of,
 )
 
@@ -166,6 +167,12 @@ def test_the_lines_of_squeue_are_read_as_that_of_scontrol() -> None:
         node_list="n[1-2]", command="/a | b",
     )  # fmt: skip
     assert found["14"].exit_code == "0:15"
+
+
+def test_the_run_of_a_tagged_comment_is_its_first_word() -> None:
+    line = "7|RUNNING|shardyard-run=one project=search team=nlp|one|/runs/one/launch/slurm.sbatch"
+    (job,) = read_tagged_jobs(f"{line}\n8|RUNNING|another's|x|/x\n")
+    assert (job.id, job.run_id, job.where) == ("7", "one", "/runs/one")
 
 
 def test_sacct_prints_exit_code_143_as_15() -> None:

@@ -276,6 +276,16 @@ def test_a_module_of_ones_own_has_a_page_without_plan_and_shape(tmp_path: Path) 
     assert summary.mfu is None
 
 
+def test_tags_are_on_both_pages(tmp_path: Path) -> None:
+    resolved = resolved_run(run={"tags": {"team": "nlp", "project": "search"}})
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved)
+    writer.begin()
+    writer.start()
+    write_report(writer.write())
+    for name in ("report.html", "report.md"):
+        assert "Tags: project=search, team=nlp" in (tmp_path / "run" / name).read_text()
+
+
 def test_trackers_are_links_and_a_folder_of_an_offline_client_is_none(tmp_path: Path) -> None:
     writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
     writer.begin()

@@ -16,7 +16,10 @@ def new_run(folder: Path, **observe: Any) -> RunWriter:
     """A run whose recipe names services, and both keys among other secrets."""
     secrets = {"WANDB_API_KEY": "env", "MLFLOW_TRACKING_TOKEN": "env", "HF_TOKEN": "env"}
     resolved = resolved_run(
-        observe=observe, secrets=secrets, launch={"env": {"WHERE": "a-place-of-ours"}}
+        observe=observe,
+        secrets=secrets,
+        launch={"env": {"WHERE": "a-place-of-ours"}},
+        run={"tags": {"team": "nlp"}},
     )
     return RunWriter(RunDir(folder / RUN_ID), resolved)
 

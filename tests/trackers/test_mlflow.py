@@ -115,6 +115,7 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     assert there.data.params["optim.lr"] == "0.001"
     assert there.data.params["model.preset"] == "llama-laptop"
     changed = {name for name in there.data.tags if name.startswith("attempt-")}
+    assert there.data.tags["team"] == "nlp"
     assert changed == {"attempt-1.optim.lr"} and there.data.tags["attempt-1.optim.lr"] == "0.0005"
     assert_token_is_nowhere(tmp_path, server)
 

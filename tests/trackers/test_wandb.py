@@ -119,6 +119,7 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     assert there.summary["result/steps_done"] == 20 and there.summary["outcome"] == "finished"
     assert there.summary["plan/parameters"] > 1e6
     assert there.config["optim"]["value"]["lr"] == 5e-4
+    assert there.tags == ["team:nlp"]
     assert_keys_are_nowhere(tmp_path, front)
 
 

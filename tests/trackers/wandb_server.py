@@ -23,6 +23,7 @@ class RunThere:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Of its history, in order."""
     summary: dict[str, Any] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
     exit_code: int | None = None
     is_preempting: bool = False
     starts: int = 0
@@ -32,7 +33,7 @@ class RunThere:
         config = {key: value for key, value in self.config.items() if key != "_wandb"}
         return {
             "id": f"id-{name}", "name": name, "displayName": name, "description": None,
-            "sweepName": None, "config": json.dumps(config), "notes": None, "tags": [],
+            "sweepName": None, "config": json.dumps(config), "notes": None, "tags": self.tags,
             "summaryMetrics": json.dumps(self.summary), "logLineCount": 0, "eventsLineCount": 0,
             "historyLineCount": len(self.rows), "historyTail": json.dumps(tail),
             "eventsTail": "[]", "wandbConfig": json.dumps({"t": 1}),
@@ -75,6 +76,7 @@ class WandbServer:
                 run = self.runs.setdefault(given["name"], RunThere(given["project"]))
                 run.starts += 1
                 run.exit_code = None
+                run.tags = given.get("tags") or run.tags
                 run.config |= json.loads(given.get("config") or "{}")
                 return {"upsertBucket": {"bucket": run.bucket(given["name"]), "inserted": is_new}}
             case "CreateRunFiles":

@@ -36,16 +36,23 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.config.schema.json_schema import write_default
+    from shardyard.config.site import site_files
     from shardyard.control.request import Request, settings_of
     from shardyard.units import format_count
 
     request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
     preview = request.preview()
     settings = settings_of(request, preview)
+    files = [str(file) for file in site_files()]
     shape = request.shape
     if as_json:
         length = {"value": preview.steps, "reason": preview.steps_reason}
-        content = {"settings": settings, "steps": length, "shape": shape and shape.to_dict()}
+        content = {
+            "settings": settings,
+            "steps": length,
+            "shape": shape and shape.to_dict(),
+            "site_files": files,
+        }
         echo(json.dumps(content, indent=1))
         return
     sections: dict[str, list[tuple[str, str, str]]] = {}
@@ -62,6 +69,7 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     rows = [
         ("parameters", *parameters),
         ("length", length_text, preview.steps_reason),
+        ("site files", ", ".join(files) or "none", "read below the recipe, the last one wins"),
     ]
     print_table(("", "", ""), rows, title="derived")
 

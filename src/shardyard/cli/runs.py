@@ -16,13 +16,15 @@ from shardyard.cli.options import (
     overrides_argument,
     runs_dir_option,
 )
+from shardyard.config.rules.tags import tag_words
+from shardyard.control.costs import NOT_COUNTED, RunAccount, add_up, check_groups
 from shardyard.control.runs import ListedRun, list_runs, strays
 from shardyard.control.submission import launcher_named
 from shardyard.io.terminal import echo, echo_err, print_table
 from shardyard.launchers.base import SchedulerJob
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState
-from shardyard.units import format_age
+from shardyard.units import format_age, format_usd
 
 
 @click.command()
@@ -34,6 +36,14 @@ from shardyard.units import format_age
     help="Also list this launcher's Shardyard jobs without a run folder here.",
 )
 @runs_dir_option
+@click.option("--cost", "is_cost", is_flag=True, help="Show what the runs have cost.")
+@click.option(
+    "--by",
+    metavar="WORD",
+    multiple=True,
+    help="With --cost: add up by a tag, or by owner, launcher or month; may be repeated.",
+)
+@click.option("--month", metavar="YYYY-MM", help="With --cost: count only this month (UTC).")
 @json_option
 @click.pass_context
 def command(
@@ -42,6 +52,9 @@ def command(
     runs_dir: Path,
     *,
     on: str | None,
+    is_cost: bool,
+    by: tuple[str, ...],
+    month: str | None,
     as_json: bool,
 ) -> None:
     """List runs, the most recently changed last.
@@ -51,6 +64,13 @@ def command(
     launchers = launchers_in(context)
     if on is None and overrides:
         raise click.UsageError("settings say where --on looks, and --on is not given.")
+    if (by or month) and not is_cost:
+        raise click.UsageError("--by and --month add up costs, and --cost is not given.")
+    if is_cost:
+        if on is not None:
+            raise click.UsageError("--cost reads the folder of runs, and --on asks a scheduler.")
+        _show_costs(runs_dir, by, month, as_json=as_json)
+        return
     lost = None
     if on is not None:
         lost = strays(launcher_named(on, launchers), overrides, runs_dir)
@@ -66,6 +86,51 @@ def command(
         _show(found)
     if lost is not None:
         _show_strays(lost, on=str(on), runs_dir=runs_dir)
+
+
+def _show_costs(runs_dir: Path, by: tuple[str, ...], month: str | None, *, as_json: bool) -> None:
+    """Costs of each run, or of groups of them, with what is not known."""
+    listed = list_runs(runs_dir, within_s=0.0)
+    accounts = [account for run in listed if (account := run.account()) is not None]
+    check_groups(by, month, accounts)
+    rows = add_up(accounts, by, month=month)
+    unknown = [account for account in accounts if account.why_unknown]
+    if as_json:
+        content = {
+            "month": month,
+            "rows": [row.to_json() for row in rows] if by else [],
+            "runs": [{"id": each.run_id, **each.to_json()} for each in accounts],
+            "usd": round(sum(row.usd for row in rows), 4),
+            "not_counted": NOT_COUNTED,
+        }
+        echo(json.dumps(content, indent=1))
+        return
+    if not accounts:
+        echo_err(f"no runs in {runs_dir}/")
+        return
+    if by:
+        cells = [
+            (*(row.group[word] or "-" for word in by), str(row.runs), format_usd(row.usd),
+             str(row.unknown or ""))
+            for row in rows
+        ]  # fmt: skip
+        print_table((*by, "runs", "cost", "cost not known"), cells)
+    else:
+        print_table(
+            ("run", "owner", "tags", "cost", "price"), [_cost_row(each, month) for each in accounts]
+        )
+    echo(f"total: {format_usd(sum(row.usd for row in rows))}")
+    if unknown:
+        echo_err(f"not in the total: {len(unknown)} runs whose cost is not known")
+    echo_err(f"not counted: {NOT_COUNTED}")
+
+
+def _cost_row(account: RunAccount, month: str | None) -> tuple[str, ...]:
+    usd = account.usd if month is None else account.usd_by_month.get(month, 0.0)
+    known = "" if usd is None else format_usd(usd)
+    tags = tag_words(account.tags, " ")
+    why = account.source or f"not known: {account.why_unknown}"
+    return account.run_id, account.owner, tags, known, why
 
 
 def _show_strays(lost: Sequence[SchedulerJob], *, on: str, runs_dir: Path) -> None:

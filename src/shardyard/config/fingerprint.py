@@ -31,6 +31,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.name",
     "run.id",
     "run.dir",
+    "run.tags",
+    "run.origins",
     "run.steps",
     "run.tokens",
     "run.samples",

@@ -1,6 +1,6 @@
 """Load a recipe from files, dicts or objects, and overrides; report all misfits at once.
 
-Precedence: defaults < sources from left to right < ``section.key=value`` overrides.
+Precedence: defaults < site files < sources from left to right < ``section.key=value`` overrides.
 ``config/validate.py`` says what a setting may be; ``config/rules/check.py`` checks them
 together.
 """
@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardyard.config.origins import forget_origins, put_below
 from shardyard.config.schema.launch import OF_QUEUES
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import Setting, settings
+from shardyard.config.site import read_site
 from shardyard.config.validate import (
     kind_of,
     override_hint,
@@ -35,7 +37,11 @@ Sources: TypeAlias = Source | Sequence[Source]
 
 
 def load_recipe(
-    sources: Sources = (), overrides: Sequence[str] = (), *, of_run: bool = False
+    sources: Sources = (),
+    overrides: Sequence[str] = (),
+    *,
+    of_run: bool = False,
+    with_site: bool = False,
 ) -> Recipe:
     """One recipe from wherever it is written; an object is looked at as a file is.
 
@@ -46,24 +52,29 @@ def load_recipe(
         of_run: Whether the files are what a run was asked, maybe by an earlier version or with
             other packages: settings of before are then read as those that took their place, and
             sections of plug-ins that are not here are let pass.
+        with_site: Whether the site files of this machine and user are below the sources.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
         RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
     """
-    recipe, problems = read_settings(sources, overrides, of_run=of_run)
+    recipe, problems = read_settings(sources, overrides, of_run=of_run, with_site=with_site)
     if problems:
         raise RecipeError(problems, name_of(sources))
     return recipe
 
 
 def read_settings(
-    sources: Sources, overrides: Sequence[str], *, of_run: bool = False
+    sources: Sources,
+    overrides: Sequence[str],
+    *,
+    of_run: bool = False,
+    with_site: bool = False,
 ) -> tuple[Recipe, list[Problem]]:
     """The recipe of all settings that are valid, and a problem for each one that is not.
 
     Args:
-        of_run: As for ``load_recipe``.
+        of_run: As for ``load_recipe``, like ``with_site``.
 
     Raises:
         RequestError: As ``load_recipe``.
@@ -74,12 +85,19 @@ def read_settings(
         content = _content(source)
         if of_run:
             _rename_of_before(content)
-        _merge(merged, recognized_settings(content, errors, of_run=of_run))
+        tree = recognized_settings(content, errors, of_run=of_run)
+        forget_origins(merged, tree)
+        _merge(merged, tree)
     for override in overrides:
         number, override = _phase_of(override)
         tree = recognized_settings(_read_override(override, errors), errors, of_run=of_run)
         into = merged if number is None else _phase(merged, number, override, errors)
+        forget_origins(into, tree)
         _merge(into, tree)
+    if with_site:
+        site = read_site()
+        errors += site.problems
+        put_below(merged, site.settings, site.origins)
     recipe, wrong = validate_types(merged)
     return recipe, [*errors, *wrong]
 
@@ -263,11 +281,17 @@ def _as_written(text: str, setting: Setting) -> Any:
     return value if is_quoted or is_list or is_null else text
 
 
+_BY_KEY = ("secrets", "run.tags")
+
+
 def _merge(into: dict[str, Any], tree: dict[str, Any], *, at: str = "") -> None:
-    """Setting by setting; the value of a setting is replaced whole, also where it is a mapping."""
+    """Setting by setting; the value of a setting is replaced whole, also where it is a mapping.
+
+    Only those of ``_BY_KEY`` are merged.
+    """
     for key, content in tree.items():
         name = f"{at}{key}"
-        is_setting = name != "secrets" and setting_named(name) is not None
+        is_setting = name not in _BY_KEY and setting_named(name) is not None
         if is_setting or not isinstance(content, dict):
             into[key] = content
         else:

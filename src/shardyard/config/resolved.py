@@ -11,6 +11,7 @@ from typing import Any
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.formulas import first_batch
+from shardyard.config.origins import origin_of
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.launch import OF_QUEUES
 from shardyard.config.schema.recipe import Recipe
@@ -173,7 +174,7 @@ class Resolved:
         settings = settings_in(self.recipe.model_dump(mode="json"))
         return {
             "settings": {
-                name: {"value": value, "reason": self.reasons.get(name, "given")}
+                name: {"value": value, "reason": self._reason(name)}
                 for name, value in settings.items()
             },
             "shape": None if self.shape is None else self.shape.to_dict(),
@@ -189,17 +190,21 @@ class Resolved:
             **({} if self.back_to is None else {"back_to": _plain(self.back_to)}),
         }
 
+    def _reason(self, setting: str) -> str:
+        return self.reasons.get(setting) or origin_of(self.recipe, setting) or "given"
+
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Resolved":
         settings = _with_current_names({**_UNTIL_THERE_WAS_A_CHOICE, **content["settings"]})
+        recipe = Recipe.model_validate(
+            unflatten({name: entry["value"] for name, entry in settings.items()})
+        )
         return Resolved(
-            recipe=Recipe.model_validate(
-                unflatten({name: entry["value"] for name, entry in settings.items()})
-            ),
+            recipe=recipe,
             reasons={
                 name: entry["reason"]
                 for name, entry in settings.items()
-                if entry["reason"] != "given"
+                if entry["reason"] not in ("given", origin_of(recipe, name))
             },
             shape=None if content["shape"] is None else ModelShape(**content["shape"]),
             data=DatasetMetadata(**content["data"]),

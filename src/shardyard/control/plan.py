@@ -438,7 +438,7 @@ def _names_machines(arguments: tuple[Source, ...]) -> bool:
     words = [isinstance(each, str) and is_override(each) for each in arguments]
     sources = [each for each, is_one in zip(arguments, words, strict=True) if not is_one]
     overrides = [str(each) for each, is_one in zip(arguments, words, strict=True) if is_one]
-    cluster = read_settings(sources, overrides)[0].cluster
+    cluster = read_settings(sources, overrides, with_site=True)[0].cluster
     return cluster.instance is not None or cluster.file is not None
 
 

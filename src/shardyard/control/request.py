@@ -27,6 +27,7 @@ from shardyard.config.model.source import (
     with_heads,
 )
 from shardyard.config.model_sizes import ModelSizes, sizes_of
+from shardyard.config.origins import origin_of
 from shardyard.config.paths import (
     NodePaths,
     check_existing_paths,
@@ -136,7 +137,10 @@ class Request:
                 yield from further(recipe)
 
         with _reported_with(missing):
-            recipe = load_checked_recipe(sources, overrides, to_train=to_train, further=checks)
+            recipe = load_checked_recipe(
+                sources, overrides, to_train=to_train, with_site=True, further=checks
+            )
+        _note_site(recipe)
         if any(problem.path == "model.path" for problem in missing):
             raise RecipeError(missing, name_of(sources))
         for problem in [] if to_train else check_trainable(recipe):
@@ -338,6 +342,15 @@ class Request:
         )
 
 
+def _note_site(recipe: Recipe) -> None:
+    """Say which settings come from site files: the recipe does not show them."""
+    files: dict[str, list[str]] = {}
+    for name, origin in recipe.run.origins.items():
+        files.setdefault(origin.partition(", line ")[0], []).append(name)
+    for file, names in files.items():
+        info(f"note: site file {file} sets {', '.join(names)}")
+
+
 def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tuple[Source, ...]:
     """One list of what a recipe is made of: ``recipe`` may be one source or several."""
     if isinstance(recipe, Sequence) and not isinstance(recipe, str):
@@ -493,7 +506,9 @@ def settings_of(request: Request, preview: PartialResolution) -> dict[str, dict[
     return {
         name: {
             "value": value,
-            "reason": preview.reasons.get(name, "given" if name in given else "default"),
+            "reason": preview.reasons.get(name)
+            or origin_of(request.recipe, name)
+            or ("given" if name in given else "default"),
         }
         for name, value in values.items()
         if value != {} or name != "secrets"  # a section without settings

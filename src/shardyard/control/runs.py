@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.load import load_recipe
+from shardyard.control.costs import RunAccount, account_of
 from shardyard.control.job import job_of, warn_unfinished
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
@@ -42,7 +43,7 @@ def strays(launcher: Launcher, overrides: Sequence[str], runs_dir: Path) -> list
             "run's folder. Ask one of slurm, kubernetes, aws-batch."
         )
     known = _ledger_ids(runs_dir, launcher.name)
-    recipe = load_recipe([], overrides)
+    recipe = load_recipe([], overrides, with_site=True)
     return [job for job in launcher.find(recipe) if job.id not in known]
 
 
@@ -202,7 +203,17 @@ class ListedRun:
     def to_json(self) -> dict[str, Any]:
         """Return the content that `shardyard runs --json` prints of it."""
         content: dict[str, Any] = json_value(asdict(self.state))
-        return {**content, "job": self._job_json()}
+        account = self.account()
+        owned = {} if account is None else account.to_json()
+        return {**content, "job": self._job_json(), **owned}
+
+    def account(self) -> RunAccount | None:
+        """Return who it belongs to and what it has cost; None: its folder cannot be read."""
+        try:
+            return account_of(self.run_dir, self.entry)
+        except (OSError, StorageError, ValueError) as error:
+            warn(f"cost of run {self.state.id} cannot be read: {error}")
+            return None
 
     def _job_json(self) -> dict[str, str | None] | None:
         entry = self.entry

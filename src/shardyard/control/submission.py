@@ -18,6 +18,7 @@ from shardyard.config.model.source import config_content
 from shardyard.config.resolve import PartialResolution, check_resume
 from shardyard.config.resolved import Resolved, RollbackTarget
 from shardyard.config.rules.custom_module import NO_SHAPE
+from shardyard.config.rules.tags import tag_words
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.versions import check_packages, engines_for
@@ -30,7 +31,14 @@ from shardyard.image.dockerfile import without_code
 from shardyard.io.files import create_text, drop_lock, take_lock, write_text
 from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPython, launcher_class
 from shardyard.launchers.code_files import unsent_code
-from shardyard.launchers.ledger import BENCH_DETAIL, Ledger, Submission
+from shardyard.launchers.ledger import (
+    BENCH_DETAIL,
+    OWNER_DETAIL,
+    TAGS_DETAIL,
+    Ledger,
+    Submission,
+)
+from shardyard.launchers.ledger_owner import current_user
 from shardyard.launchers.log_markers import NONCE_DETAIL, new_nonce
 from shardyard.launchers.registry import ALIASES, LAUNCHERS
 from shardyard.launchers.secrets import unsupported
@@ -272,9 +280,16 @@ def submit(proposal: Proposal) -> Submission:
         job = proposal.launcher.submit(proposal.rendered, ledger)
         added = {NONCE_DETAIL: proposal.request.nonce, **proposal.request.side_details}
         added |= {} if proposal.request.bench is None else {BENCH_DETAIL: "network"}
+        added |= _accounting(proposal.request.recipe)
         job = replace(job, details={**job.details, **added})
         ledger.record(job)
     return job
+
+
+def _accounting(recipe: Recipe) -> dict[str, str]:
+    """Return who submits, and the tags: what costs are added up by."""
+    tags = tag_words(recipe.run.tags)
+    return {OWNER_DETAIL: current_user(), **({TAGS_DETAIL: tags} if tags else {})}
 
 
 def check_run_is_new(run_dir: RunDir) -> None:

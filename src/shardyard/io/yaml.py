@@ -148,6 +148,27 @@ def _count_values(content: Any, counts: dict[int, int]) -> int:
 MOST_VALUES = 200_000
 """Limit on the values of one text; a model's config with ImageNet-21k's labels has 44,000."""
 
+
+def key_lines(text: str) -> dict[str, int]:
+    """Return the line, from 1, of each key of a document by its dotted name; lists are left out.
+
+    Args:
+        text: YAML that ``read_yaml`` has read.
+    """
+    lines: dict[str, int] = {}
+    node = yaml.compose(text, _Loader)
+    open_nodes = [("", node)]
+    while open_nodes:
+        above, node = open_nodes.pop()
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        for key, value in node.value:
+            name = f"{above}{key.value}"
+            lines[name] = key.start_mark.line + 1
+            open_nodes.append((f"{name}.", value))
+    return lines
+
+
 _FORM = "The file must be one YAML mapping of sections, such as `model: {preset: llama-tiny}`."
 _ONE_VALUE = "The value must be YAML of one line, such as 3, text, [a, b] or {NAME: text}."
 

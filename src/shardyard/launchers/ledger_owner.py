@@ -79,6 +79,16 @@ def check_writable(run_dir: RunDir) -> None:
     )
 
 
+def current_user() -> str:
+    """Return the name of the user of this process."""
+    return _user(os.geteuid())
+
+
+def owner_of(path: Path) -> str:
+    """Return the name of the user who owns a file or folder."""
+    return _user(path.stat().st_uid)
+
+
 def _user(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name

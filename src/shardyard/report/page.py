@@ -7,6 +7,7 @@ from typing import Any
 
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import flatten
+from shardyard.config.rules.tags import tag_words
 from shardyard.report.against_plan import PlanRow
 from shardyard.report.attempts import attempts_table
 from shardyard.report.cost import RunCost
@@ -259,7 +260,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
 <p class="lead">{esc(summary.sentence())}</p>
 {why}{line}
 {render_tiles(tiles(summary), style=_TILES)}
-{mfu}{cost}{_trackers(summary)}
+{mfu}{cost}{_tags(summary)}{_trackers(summary)}
 </header>"""
 
 
@@ -292,6 +293,11 @@ def _commands(summary: Summary) -> str:
         for each in summary.commands
     )
     return render_section("commands", "Commands to copy", f'<div class="card">{told}</div>')
+
+
+def _tags(summary: Summary) -> str:
+    words = tag_words(summary.tags, ", ")
+    return f'<p class="note">Tags: {esc(words)}</p>' if words else ""
 
 
 def _trackers(summary: Summary) -> str:

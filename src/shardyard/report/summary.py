@@ -103,6 +103,8 @@ class Summary:
     """Network used between nodes; None: one node, or not reported."""
     trackers: dict[str, str]
     """Name of a tracker that the run was sent to -> where it shows the run."""
+    tags: dict[str, str]
+    """``run.tags`` of the newest attempt."""
     cost: RunCost | None
     """None: no price of its machines was known."""
     levers: tuple[Lever, ...]
@@ -240,6 +242,7 @@ def summarize(record: RunRecord, *, suggest: Suggest = no_levers) -> Summary:
         comparisons=tuple(against_plan(record, times)),
         network=network_of(record.last("network") or {}),
         trackers=_trackers(record),
+        tags={} if record.resolved is None else record.resolved.recipe.run.tags,
         cost=cost_of(record, times, last_step=_steps_planned(record)),
         levers=()
         if main is None or main.step_time_s is None

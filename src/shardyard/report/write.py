@@ -2,6 +2,7 @@
 
 import re
 
+from shardyard.config.rules.tags import tag_words
 from shardyard.io.files import write_text
 from shardyard.io.sanitize import sanitize
 from shardyard.log import warn
@@ -29,6 +30,8 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
         blocks.append(escape_markdown(record.plan.line()))
     blocks.append(render_markdown_table(("", "", ""), tiles(summary)))
     blocks.append(escape_markdown(f"MFU: {summary.mfu_note}."))
+    if summary.tags:
+        blocks.append(f"Tags: {escape_markdown(tag_words(summary.tags, ', '))}")
     blocks += [] if summary.cost is None else [escape_markdown(summary.cost.words())]
     blocks.append(escape_markdown(summary.health.words))
     blocks += [f"- {escape_markdown(text)}" for text in summary.health.problems]

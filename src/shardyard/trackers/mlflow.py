@@ -155,7 +155,8 @@ class MlflowTracker:
         plan = [
             Metric(f"plan/{name}", value, t_ms, 0) for name, value in metadata.predicted.items()
         ]
-        self._client.log_batch(self._id, metrics=plan, tags=changed)
+        tags = [RunTag(name, value) for name, value in metadata.tags.items()]
+        self._client.log_batch(self._id, metrics=plan, tags=[*changed, *tags])
 
 
 def _in_requests(rows: Sequence[MetricsRow]) -> Iterator[list[MetricsRow]]:

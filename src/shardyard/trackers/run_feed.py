@@ -66,6 +66,7 @@ def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:
         attempt_t=run.resolved(attempt).stat().st_mtime,
         settings=settings,
         predicted=_numbers({name: plan.get(key) for name, key in _PREDICTED.items()}),
+        tags=resolved.recipe.run.tags,
     )
 
 

@@ -1,7 +1,7 @@
 """Interface of every service to the process that sends to it, and the data to send."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -49,6 +49,8 @@ class AttemptMetadata:
     """The resolved recipe by section, without what is not for others' eyes."""
     predicted: Mapping[str, float]
     """Values predicted by the plan."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """``run.tags`` of the attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)

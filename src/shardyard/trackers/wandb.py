@@ -58,6 +58,7 @@ class WandbTracker:
                 entity=wandb_section.entity,
                 dir=str(folder),
                 config={**metadata.settings},
+                tags=[f"{name}:{value}" for name, value in metadata.tags.items()],
                 allow_val_change=True,
                 settings=self._settings(wandb_section.url),
             )

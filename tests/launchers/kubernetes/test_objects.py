@@ -136,6 +136,21 @@ def test_a_side_job_is_a_plain_job_whatever_the_target(name: str) -> None:
     check_pod(job["spec"]["template"])
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_tags_of_the_run_are_labels_of_all_objects_and_pods(target: str) -> None:
+    setting, schema = TARGETS[target]
+    objects = render_objects(
+        request_for(f"launch.kubernetes.target={setting}", "run.tags={team: nlp}")
+    )
+    for item in objects:
+        if item["kind"] != "ClusterTrainingRuntime":  # many runs share it
+            assert item["metadata"]["labels"]["team"] == "nlp"
+    pod = pod_of(objects)["metadata"]["labels"]
+    assert pod["team"] == "nlp" and pod["app.kubernetes.io/name"] == "shardyard"
+    *others, job = objects
+    check_all((*others, for_schema(job, schema) if setting == "trainjob" else job), trainer=schema)
+
+
 def test_code_travels_in_the_config_map_under_its_digest() -> None:
     code = Bundle(digest="0123456789abcdef" * 4, archive=b"an archive", files=2)
     objects = render_objects(replace(request_for("launch.code=[mine]"), code=code))

@@ -12,6 +12,7 @@ from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.load import Sources, name_of, read_settings
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
+from shardyard.config.origins import with_origin
 from shardyard.config.phases import check_each_phase, check_phases
 from shardyard.config.rules.custom_module import check_custom_module
 from shardyard.config.rules.data import (
@@ -27,9 +28,11 @@ from shardyard.config.rules.model import check_lora, check_model
 from shardyard.config.rules.node_exclusion import check_node_exclusion
 from shardyard.config.rules.observe import check_alerts, check_exporters, check_profile
 from shardyard.config.rules.own_code import check_own_code
+from shardyard.config.rules.pass_through import check_pass_through
 from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.rules.precision import check_precision
 from shardyard.config.rules.reproducible import check_reproducible
+from shardyard.config.rules.tags import check_tags
 from shardyard.config.rules.timeouts import check_timeouts
 from shardyard.config.schema.base import section_key
 from shardyard.config.schema.recipe import Model, Optim, Recipe, TaskSettings
@@ -63,13 +66,14 @@ def load_checked_recipe(
     *,
     to_train: bool = True,
     of_run: bool = False,
+    with_site: bool = False,
     further: Callable[[Recipe], Iterable[Problem]] | None = None,
 ) -> Recipe:
     """Load and check a recipe, so that wrong settings and contradictions are reported together.
 
     Args:
-        sources: A path, a dict or a ``Recipe``, or several of them; these, ``overrides`` and
-            ``of_run`` are as for ``load_recipe``.
+        sources: A path, a dict or a ``Recipe``, or several of them; these, ``overrides``,
+            ``of_run`` and ``with_site`` are as for ``load_recipe``.
         to_train: Whether what can be planned but not trained yet is rejected too.
         further: More checks of the whole recipe, such as those of a machine or a launcher.
 
@@ -77,7 +81,7 @@ def load_checked_recipe(
         RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
         RecipeError: All problems of the recipe.
     """
-    recipe, problems = read_settings(sources, overrides, of_run=of_run)
+    recipe, problems = read_settings(sources, overrides, of_run=of_run, with_site=with_site)
     # a section that has lost a setting for being wrong is not told that it lacks one
     broken = {problem.path for problem in problems}
     broken |= {problem.path.partition(".")[0] for problem in problems}
@@ -85,7 +89,7 @@ def load_checked_recipe(
     known = {problem.path for problem in found} | broken
     if further is not None:
         found += [problem for problem in further(recipe) if problem.path not in known]
-    problems += [problem for problem in found if problem.path not in broken]
+    problems += [with_origin(each, recipe) for each in found if each.path not in broken]
     if problems:
         raise RecipeError(problems, name_of(sources))
     return recipe
@@ -485,6 +489,8 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     check_alerts,
     check_profile,
     check_exporters,
+    check_tags,
+    check_pass_through,
     _bits,
 )
 

@@ -24,8 +24,10 @@ from shardyard.errors import Problem
 
 MAPPINGS = frozenset(
     {
-        "launch.env", "launch.kubernetes.node_selector", "launch.kubernetes.side_node_selector",
-        "launch.slurm.options", "secrets",
+        "launch.aws_batch.tags", "launch.env", "launch.kubernetes.annotations",
+        "launch.kubernetes.labels", "launch.kubernetes.node_selector",
+        "launch.kubernetes.side_node_selector",
+        "launch.slurm.options", "run.origins", "run.tags", "secrets",
     }
 )  # fmt: skip
 """Settings whose keys are the user's own names."""

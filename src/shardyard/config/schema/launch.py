@@ -1,6 +1,6 @@
 """The section ``launch`` of a recipe, with one for each launcher."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -51,6 +51,17 @@ class Volume(Section):
     """Folder of the node. Rejected on Kubernetes unless allow_host_paths is true."""
 
 
+class Patch(Section):
+    """A change of rendered objects of one kind, as `kubectl patch` would make it."""
+
+    kind: Literal["Pod", "JobSet", "TrainJob", "PyTorchJob", "Job", "NetworkPolicy", "PodGroup"]
+    """Kind of the objects; Pod: the pods of the job and of side jobs; Job: side jobs."""
+    merge: dict[str, Any] | None = None
+    """Strategic merge patch."""
+    operations: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = ()
+    """Operations of a JSON patch (RFC 6902)."""
+
+
 class Kubernetes(Section):
     """Settings for `launch --on kubernetes`."""
 
@@ -95,6 +106,13 @@ class Kubernetes(Section):
     null: no TLS."""
     allow_host_paths: bool = False
     """Allow volumes that are folders of the node."""
+    labels: dict[str, str] = Field(default={})
+    """Further labels of the run's objects and pods; see also run.tags."""
+    annotations: dict[str, str] = Field(default={})
+    """Further annotations of the run's objects and pods."""
+    patches: Annotated[tuple[Patch, ...], Field(strict=False)] = ()
+    """Changes of the rendered objects, such as {kind: Pod, merge: {spec: {hostNetwork: true}}}; see
+    docs/teams.md."""
 
 
 OF_QUEUES = ("subnets", "security_groups", "instance_role", "ami", "user_data")
@@ -124,6 +142,12 @@ class AwsBatch(Section):
     """Memory of a container in GiB. null: what cluster.instance can give."""
     shared_memory_gib: Annotated[int, Field(ge=1)] = 64
     """Size of /dev/shm in GiB."""
+    tags: dict[str, str] = Field(default={})
+    """Further tags of job definition, job and ECS tasks; see also run.tags."""
+    share_identifier: str | None = None
+    """Share identifier, for a queue with a fair-share scheduling policy."""
+    scheduling_priority: Annotated[int, Field(ge=0, le=9999)] | None = None
+    """Scheduling priority within the share; higher goes first."""
 
 
 class Side(Section):

@@ -7,7 +7,7 @@ by ``config/resolve.py``, which also says why. What no type can say is checked i
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from shardyard.config.optimizers import OPTIMIZERS, OptimizerName
 from shardyard.config.schema.base import (
@@ -22,7 +22,7 @@ from shardyard.config.schema.base import (
     WhenElastic,
 )
 from shardyard.config.schema.data import Data
-from shardyard.config.schema.launch import Launch
+from shardyard.config.schema.launch import Launch, as_text
 from shardyard.config.schema.observe import Observe
 from shardyard.config.tasks import TASKS
 
@@ -57,6 +57,12 @@ class RunSettings(Section):
     """Length in samples, such as 1.2M, rounded up to whole steps."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Length in epochs, rounded up to whole steps; 1 if you set no length at all."""
+    tags: dict[str, Annotated[str, BeforeValidator(as_text)]] = Field(default={})
+    """Tags such as {team: nlp, project: search}, carried to the scheduler, events, trackers and
+    costs; see docs/teams.md."""
+    origins: dict[str, str] = Field(default={})
+    """Settings that a site file gave, with file and line. Shardyard writes it into the recipe of a
+    run."""
     target: Annotated[dict[str, PositiveNumber], Field(min_length=1)] | None = None
     """Stop early once validation reaches {metric: value}; several must all be reached. Metrics:
     docs/verbs/train.md."""

@@ -133,10 +133,15 @@ def job_submission(request: LaunchRequest) -> dict[str, Any]:
             "docs/launch-aws-batch.md shows how to make one."
         )
     name = _name(request)
+    share = {
+        "shareIdentifier": aws_batch.share_identifier,
+        "schedulingPriorityOverride": aws_batch.scheduling_priority,
+    }
     return {
         "jobName": name,
         "jobQueue": queue,
         "jobDefinition": name,
+        **{key: value for key, value in share.items() if value is not None},
         "propagateTags": True,
         "tags": _tags(request),
     }
@@ -144,7 +149,8 @@ def job_submission(request: LaunchRequest) -> dict[str, Any]:
 
 def _tags(request: LaunchRequest) -> dict[str, str]:
     origin = {ORIGIN_TAG: request.origin} if request.origin else {}
-    return {RUN_TAG: request.run_id, **origin}
+    given = {**request.recipe.run.tags, **request.recipe.launch.aws_batch.tags}
+    return {**given, RUN_TAG: request.run_id, **origin}
 
 
 _HOW_ACCESS_POINT = (

@@ -12,6 +12,7 @@ from shardyard.launchers.kubernetes.names import (
     job_name,
     side_job_name,
 )
+from shardyard.launchers.kubernetes.patches import with_patches
 from shardyard.launchers.kubernetes.pod import config_map, metadata
 from shardyard.launchers.kubernetes.policies import network_policy, pod_group, uses_volcano
 from shardyard.launchers.kubernetes.targets import (
@@ -27,11 +28,16 @@ from shardyard.launchers.kubernetes.targets import (
 def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     """Return the recipe's ConfigMap, the network policy, a TrainJob's runtime, and last the job.
 
-    A side job is a plain Job, for every target.
+    A side job is a plain Job, for every target. The recipe's patches are applied.
 
     Raises:
-        RequestError: Names are too long, or the recipe asks what the target cannot do.
+        RequestError: Names are too long, a patch does not apply, or the recipe asks what the
+            target cannot do.
     """
+    return with_patches(request, _objects(request))
+
+
+def _objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     check_namespaced(request.recipe)
     check_labels(request.recipe)
     if request.side is not None:

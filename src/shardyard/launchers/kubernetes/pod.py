@@ -93,9 +93,17 @@ def metadata(request: LaunchRequest, name: str, *, job: str) -> dict[str, Any]:
     return {
         "name": name,
         "namespace": request.recipe.launch.kubernetes.namespace,
-        "labels": labels(job),
-        "annotations": {RUN_ID: request.run_id, **origin_notes(request)},
+        "labels": {**_added_labels(request), **labels(job)},
+        "annotations": {
+            **request.recipe.launch.kubernetes.annotations,
+            RUN_ID: request.run_id,
+            **origin_notes(request),
+        },
     }
+
+
+def _added_labels(request: LaunchRequest) -> dict[str, str]:
+    return {**request.recipe.run.tags, **request.recipe.launch.kubernetes.labels}
 
 
 def labels(job: str) -> dict[str, str]:
@@ -140,8 +148,9 @@ def pod_template(
     if settings.priority_class is not None:
         spec["priorityClassName"] = settings.priority_class
     spec |= placement(request, demand)
-    meta: dict[str, Any] = {"labels": labels(name)}
+    meta: dict[str, Any] = {"labels": {**_added_labels(request), **labels(name)}}
     meta["annotations"] = {
+        **settings.annotations,
         RUN_ID: request.run_id,
         **STAYS,
         **({} if request.side else _topology_annotation(request)),

@@ -14,6 +14,7 @@ from typing import Literal
 
 from shardyard.config.machines import reject_capacity_settings
 from shardyard.config.rules.slurm_options import gpus_in, words_of
+from shardyard.config.rules.tags import tag_words
 from shardyard.config.rules.timeouts import check_timeouts
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
@@ -30,7 +31,7 @@ SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
 
 COMMENT = "shardyard-run="
-"""Begins the comment of each of our jobs; the run's id follows."""
+"""Begins the comment of each of our jobs; the run's id follows, then its tags."""
 
 _UNSET = (
     "# Options of srun and scancel that a login shell may set; tasks get all of this script.",
@@ -203,7 +204,7 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     slurm = request.recipe.launch.slurm
     directives: list[tuple[str, str | int | None]] = [
         ("job-name", f"{request.run_id}{request.side_suffix}"),
-        ("comment", f"{COMMENT}{request.run_id}"),
+        ("comment", _comment(request)),
         ("nodes", request.nodes),
         ("ntasks-per-node", 1),
         *_devices(request),
@@ -222,6 +223,12 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         ("export", ",".join(exported_names(request.recipe)) or "NONE"),
     ]
     return directives
+
+
+def _comment(request: LaunchRequest) -> str:
+    """Return the run's mark, and its tags: ``sacct`` and ``squeue`` show them."""
+    tags = tag_words(request.recipe.run.tags, " ")
+    return f"{COMMENT}{request.run_id}{f' {tags}' if tags else ''}"
 
 
 def _minutes(request: LaunchRequest) -> int:

@@ -148,7 +148,7 @@ def read_tagged_jobs(text: str) -> Iterator[SchedulerJob]:
         number, word, comment, name, command = (*line.split("|", 4), *[""] * 4)[:5]
         if comment.startswith(COMMENT):
             yield SchedulerJob(
-                id=number, name=name, run_id=comment.removeprefix(COMMENT),
+                id=number, name=name, run_id=comment.removeprefix(COMMENT).partition(" ")[0],
                 state=_state_of(word, job_id=number), where=str(Path(command).parent.parent),
                 end=f"scancel {number}",
             )  # fmt: skip

@@ -14,7 +14,7 @@ from shardyard.config.resolved import Resolved, flatten, settings_in
 from shardyard.report.run_data import AttemptRecord, RunRecord
 from shardyard.units import ABSENT
 
-OWN = ("run.id", "run.dir")
+OWN = ("run.id", "run.dir", "run.origins")
 """Settings that every run has a value of its own for."""
 _PACKAGES = ("torch", "transformers", "torchao")
 
