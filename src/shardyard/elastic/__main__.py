@@ -62,6 +62,7 @@ def main(
         The exit code: 0, 1, 2, 75, 130 or 143.
     """
     args = _parse(argv)
+    skip_shape_inference()  # before anything imports torch
     sys.stdout.flush()
     stdout = os.dup(1)
     try:
@@ -108,7 +109,6 @@ def _conduct(
     )
     try:
         # Imported now: the fork server imports the same modules at the same time.
-        skip_shape_inference()
         with gc_paused():
             from shardyard.elastic.agent import NodeAttempt
             from shardyard.elastic.peer_snapshots import PeerReplication
