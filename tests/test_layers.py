@@ -41,7 +41,7 @@ CONTROL_ROWS = [
     {"launchers", "report", "bench"},
     {"transfer", "cluster", "report.study", "trackers"},
     {"control", "io.terminal", "io.path_option"},
-    {"drill", "report.serve"},
+    {"drill", "report.serve", "report.terminal"},
     {"cli", "node"},
 ]
 TRAINING_ROWS = [

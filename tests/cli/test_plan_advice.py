@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from shardyard.cli import main, plan
-from shardyard.cli.plan_advice import show_advice, show_ranks, spans
 from shardyard.cli.progress import phases_progress
 from shardyard.config.layout import Layout
 from shardyard.control.plan import predict
@@ -17,6 +16,9 @@ from shardyard.io.terminal import logs_to_stderr
 from shardyard.planner import dry_run as dry
 from shardyard.planner.plan_diff import RunMeasurement
 from shardyard.planner.ranks import RankPlacement
+from shardyard.report.document import PageSection
+from shardyard.report.plan.advice import advice_blocks, ranks_blocks, spans
+from shardyard.report.terminal import show
 
 ASKED = (
     "plan", "model.preset=llama2-7b", "cluster.nodes=2", "cluster.instance=p5.48xlarge",
@@ -26,7 +28,7 @@ ASKED = (
 
 
 def shown(capsys: pytest.CaptureFixture[str], ranks: RankPlacement) -> list[str]:
-    show_ranks(ranks)
+    show([PageSection("ranks", "", ranks_blocks(ranks))])
     return capsys.readouterr().out.splitlines()
 
 
@@ -142,7 +144,7 @@ def test_what_a_run_measured_stands_beside_what_was_planned(
     levers = tuple(
         replace(change, measured=unsaid) if change is full else change for change in advice.levers
     )
-    show_advice(replace(advice, measured=run, levers=levers))
+    show(advice_blocks(replace(advice, measured=run, levers=levers), is_narrow=False))
     lines = capsys.readouterr().out.splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("measured "))
     now, recomputed = lines[place + 1 : place + 3]
@@ -192,7 +194,7 @@ def test_json_is_silent_while_the_model_is_dry_run(
         return real((sys.executable, "-c", PROGRAM), request, told)
 
     monkeypatch.setattr(dry, "_output", answered)
-    monkeypatch.setattr(plan, "show_dry_run", lambda *_: None)
+    monkeypatch.setattr(plan, "dry_run_section", lambda *_: PageSection("dry-run", "", []))
     sharded = [word for word in ASKED if word != "parallel.tp=8"]
     assert main([*sharded, "--dry-run-model", *words]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dry run")]

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from shardyard.cli import main
-from shardyard.cli.plan_tables import show_dry_run
 from shardyard.config.schema.recipe import Parallel
 from shardyard.planner.dry_run import DryRun, PhasePeak
 from shardyard.planner.format import settings_of
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.plan import Plan, plan_recipe
+from shardyard.report.plan.offers import dry_run_section
+from shardyard.report.terminal import show
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import layout, p5, workload
 
@@ -92,7 +93,7 @@ def test_a_dry_run_stands_beside_the_arithmetic(capsys: pytest.CaptureFixture[st
         ),
         attention="flash", micro_batches=2, seconds=1.0, torch="2.13.0",
     )  # fmt: skip
-    show_dry_run(plan, dry)
+    show([dry_run_section(plan, dry)])
     text = capsys.readouterr().out
     assert "(torch 2.13.0, flash attention): most in the backward, at aten::_log_softmax" in text
     assert "The plan is +2.0% off." in text

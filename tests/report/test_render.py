@@ -15,7 +15,7 @@ from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
 
-VOID = {"meta", "br", "hr", "img", "link"}
+VOID = {"meta", "br", "hr", "img", "link", "input"}
 SECTIONS = (
     "curves-section",
     "wall-time-section",

@@ -2,6 +2,9 @@
 
 import json
 import math
+import shutil
+import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -9,18 +12,6 @@ from typing import Any, Literal
 import click
 
 from shardyard.cli.options import json_option, recipe_argument
-from shardyard.cli.plan_advice import show_advice
-from shardyard.cli.plan_tables import (
-    show_day_prices,
-    show_details,
-    show_dry_run,
-    show_headline,
-    show_layouts,
-    show_quality,
-    show_quotes,
-    show_rejected,
-    show_task,
-)
 from shardyard.config.secrets import shown_command
 from shardyard.control.plan import Prediction, predict
 from shardyard.control.plan_check import Finding, check_plan
@@ -30,7 +21,25 @@ from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import echo, echo_err
 from shardyard.planner.dry_run import OnPhase
 from shardyard.planner.kernels import missing_rate
+from shardyard.report.document import Block, Callout, PageSection, Paragraph
+from shardyard.report.plan.advice import advice_blocks
+from shardyard.report.plan.offers import day_prices_section, dry_run_section, offers_section
+from shardyard.report.plan.page import (
+    failures_section,
+    headline_blocks,
+    layouts_section,
+    memory_section,
+    quality_section,
+    rejected_section,
+    rest_section,
+    task_block,
+    time_section,
+)
+from shardyard.report.terminal import show
 from shardyard.units import parse_seconds
+
+_WIDE_COLUMNS = 112
+"""Columns of a terminal that holds numbers and settings side by side."""
 
 
 class _Duration(click.ParamType[float]):
@@ -150,27 +159,32 @@ def command(
             prices=prices,
         )
     if page is not None:
-        _write_page(found.page(), page)
+        _write_page(found.page(deadline_s=deadline, budget_usd=budget), page)
     if is_check:
         against = check_plan(found.plan, found.recipe, budget_usd=budget, deadline_s=deadline)
         return _report_check(found, against, as_json=as_json)
     if as_json:
         echo(json.dumps(found.to_json(), indent=1))
         return 0
-    _show(found, critical_batch=critical_batch, details=details)
+    blocks = [*_prediction(found, critical_batch=critical_batch, details=details)]
     if found.cluster is None and found.plan.fits == "does not fit":
         words = shown_command(["shardyard", "plan", *recipe, "--offers"])
-        echo(f"\nThis machine is too small. Compare machines to rent:\n  {words}")
+        blocks.append(Callout("This machine is too small. Compare machines to rent:", words))
     if found.day_prices:
-        show_day_prices(found.day_prices)
-    if found.offers is not None:
-        show_quotes(found.offers, found.requested, deadline_s=deadline, budget_usd=budget)
+        prices = [(p.kind, p.rate.usd_per_hour, p.rate.source) for p in found.day_prices]
+        blocks.append(day_prices_section(prices))
+    offers = offers_section(
+        found.offers, found.requested, has_chart=False, deadline_s=deadline, budget_usd=budget
+    )
+    blocks += [] if offers is None else [offers]
     if found.dry_run is not None:
-        show_dry_run(found.plan, found.dry_run)
+        blocks.append(dry_run_section(found.plan, found.dry_run))
     if details:
-        show_details(found.plan, found.steps_reason)
+        blocks += [memory_section(found.plan), time_section(found.plan)]
+        blocks += [failures_section(found.plan), rest_section(found.plan, found.steps_reason)]
     if found.advice is not None:
-        show_advice(found.advice)
+        blocks += advice_blocks(found.advice, is_narrow=_is_narrow())
+    show(blocks)
     return 0
 
 
@@ -196,32 +210,37 @@ def _progress(*, is_enabled: bool) -> AbstractContextManager[OnPhase | None]:
     return phases_progress()
 
 
-def _show(prediction: Prediction, *, critical_batch: float | None, details: bool) -> None:
-    """Print the prediction for the requested machines."""
-    if prediction.assumed is None:
-        show_headline(prediction.plan)
+def _prediction(
+    found: Prediction, *, critical_batch: float | None, details: bool
+) -> Iterator[Block]:
+    """The prediction for the requested machines."""
+    if found.assumed is None:
+        yield from headline_blocks(found.plan)
     else:
-        show_task(prediction.plan)
-    if prediction.plan.speed.tokens_per_s is None and prediction.cluster is not None:
-        _suggest_format(prediction.cluster.accelerator)
+        yield task_block(found.plan)
+    if found.plan.speed.tokens_per_s is None and found.cluster is not None:
+        yield from _suggest_format(found.cluster.accelerator)
     if critical_batch is not None:
-        show_quality(prediction.plan, critical_batch)
-    if prediction.search is not None and prediction.assumed is None:
-        show_layouts(
-            prediction.plan, prediction.search, prediction.requested, enough=prediction.enough()
-        )
+        yield quality_section(found.plan, critical_batch)
+    if found.search is not None and found.assumed is None:
+        layouts = layouts_section(found.plan, found.search, found.requested, enough=found.enough())
+        yield from [] if layouts is None else [layouts]
         if details:
-            show_rejected(prediction.search)
+            yield rejected_section(found.search)
 
 
-def _suggest_format(accelerator: Accelerator) -> None:
+def _suggest_format(accelerator: Accelerator) -> Iterator[Block]:
     """Suggest formats with a known speed, where that of the recipe's format is unknown."""
     known = [name for name in ("fp16", "fp32") if not missing_rate(accelerator, name)]
     if known:
-        echo(
-            f"\n{accelerator.name} has a speed with precision.compute={known[0]}"
-            + "".join(f", or {name}" for name in known[1:])
-        )
+        words = f"{accelerator.name} has a speed with precision.compute={', or '.join(known)}"
+        yield PageSection("format", "", [Paragraph(words)])
+
+
+def _is_narrow() -> bool:
+    """Check whether settings next to the numbers of levers would be broken within words."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and shutil.get_terminal_size().columns < _WIDE_COLUMNS
 
 
 def _write_page(text: str, path: Path) -> None:

@@ -148,8 +148,8 @@ class Prediction:
             recompute=candidate.recompute,
         )  # fmt: skip
 
-    def page(self) -> str:
-        """One HTML page, with pictures."""
+    def page(self, *, deadline_s: float | None = None, budget_usd: float | None = None) -> str:
+        """One HTML page, with pictures; the offer that was asked for has its limit with it."""
         # plots take 0.2 s to import
         from shardyard.report.html import charts_unavailable_reason
         from shardyard.report.plan.page import plan_page
@@ -161,7 +161,8 @@ class Prediction:
         return plan_page(
             self.plan, search=self.search, quotes=self.offers, bars=bars,
             title=f"Plan of {self.plan.model}", no_charts_reason=why_none,
-            advice=self.advice,
+            advice=self.advice, requested=self.requested, steps_reason=self.steps_reason,
+            deadline_s=deadline_s, budget_usd=budget_usd,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from shardyard.config.layout import Layout
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
@@ -32,6 +33,58 @@ class Speed:
     reason: str
     unmeasured: str = ""
     """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedError:
+    """Error of predicted tokens/s over published runs on one chip, none of which set a rate."""
+
+    chip: str
+    has_model_axes: bool
+    """Whether cp, tp, pp or ep split the model; without them, only data ranks."""
+    runs: int
+    mean: float
+    """Mean absolute error, as a share of the measured rate."""
+    most: float
+    """Error that nine runs in ten stay within."""
+    sources: tuple[str, ...]
+
+    def words(self) -> str:
+        """The error and what it is of."""
+        axes = "with model axes" if self.has_model_axes else "with data ranks only"
+        return (
+            f"{self.runs} published runs on {self.chip} {axes} ({', '.join(self.sources)}): off by "
+            f"{self.mean:.1%} on average, nine in ten within {self.most:.1%}; docs/accuracy.md"
+        )
+
+
+_VTRAIN, _MOSAIC, _FMS, _TITAN = "vtrain-single", "mosaic-llm-foundry", "fms-fsdp", "torchtitan"
+PUBLISHED_ERRORS = tuple(
+    PublishedError(chip=chip, has_model_axes=axes, runs=runs, mean=mean, most=most, sources=sources)
+    for chip, axes, runs, mean, most, sources in (
+        ("A100", False, 217, 0.073, 0.166, (_FMS, _MOSAIC, _TITAN, "torchtune", _VTRAIN)),
+        ("A100", True, 382, 0.101, 0.186, ("bigscience-tr11", "korthikanti", _VTRAIN)),
+        ("H100", False, 40, 0.085, 0.199, (_FMS, _MOSAIC, "torchao", _TITAN)),
+        ("H100", True, 23, 0.104, 0.164, (_TITAN,)),
+        ("MI300X", False, 4, 0.185, 0.282, ("torchao",)),
+        ("V100", False, 23, 0.944, 1.708, ("bigscience-v100",)),
+        ("V100", True, 59, 0.303, 0.985, ("bigscience-v100",)),
+    )
+)
+"""From benchmarks/results/cpu-2core/planner-accuracy-rows-20261129.csv, rows of quality A and B."""
+
+
+def published_error(device: str, layout: Layout) -> PublishedError | None:
+    """Return the error over published token runs of the same chip and kind of layout; None: none.
+
+    Args:
+        device: Name of the accelerator, which begins with its chip.
+    """
+    has_model_axes = max(layout.cp, layout.tp, layout.pp, layout.ep) > 1
+    key = device.partition(" ")[0], has_model_axes
+    return next(
+        (each for each in PUBLISHED_ERRORS if (each.chip, each.has_model_axes) == key), None
+    )
 
 
 UNMEASURED = "*"

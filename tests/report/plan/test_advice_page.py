@@ -3,14 +3,18 @@
 import re
 from dataclasses import replace
 from functools import cache
+from html import escape
 
 import pytest
 
 from shardyard.control.plan import predict
 from shardyard.planner.plan_diff import IN_USE, Advice, Change
+from shardyard.report.document import Document
+from shardyard.report.html import render_html
+from shardyard.report.plan.advice import THIS, advice_sections, technique_bars
 from shardyard.report.plan.charts import side_by_side
-from shardyard.report.plan.page import THIS, advice_sections, plan_page, technique_bars
-from shardyard.units import format_bytes
+from shardyard.report.plan.page import plan_page
+from shardyard.units import format_bytes, format_seconds
 from tests.report.test_render import Page
 
 HOSTILE = "<script>alert(1)</script>"
@@ -33,7 +37,8 @@ def advice() -> Advice:
 
 
 def sections(given: Advice, *, has_picture: bool) -> str:
-    return "\n".join(advice_sections(given, has_chart=has_picture))
+    found = advice_sections(given, has_charts=has_picture)
+    return render_html(Document(title="x", kind="", heading="x", head=[], body=found, footer=()))
 
 
 def test_the_picture_has_the_recipe_and_each_technique_that_is_another_plan() -> None:
@@ -77,16 +82,26 @@ def test_bars_far_beyond_the_limit_are_cut_and_it_is_said() -> None:
     assert limit is not None and max(bar.device for bar in bars) > 1.5 * limit
     assert "goes on" in sections(advice(), has_picture=True)
     near = [bar for bar in bars if bar.device <= limit]
-    assert "goes on" not in side_by_side(near, [], limit, most_bytes=1.5 * limit)
+    (figure,) = side_by_side(near, [], limit, most_bytes=1.5 * limit).figures
+    assert "goes on" not in str(figure.keys)
 
 
 def test_each_change_is_a_row_with_its_numbers_and_why() -> None:
-    page = Page(sections(advice(), has_picture=False))
+    html = sections(advice(), has_picture=False)
+    page = Page(html)
     (full,) = [change for change in advice().levers if change.name == "recompute full"]
     assert full.plan is not None and full.effect is not None
-    _, device, fits, *_, why = page.row("recompute full")
-    assert (device, fits) == (format_bytes(full.plan.device_bytes), "fits")
-    assert why == f"{full.what}: {full.effect.words()}; set memory.recompute=full"
+    now = advice().now
+    assert full.plan.step_s is not None and now.step_s is not None
+    rows = [row for row in page.rows if row and row[0] == "recompute full"]
+    for _, device, fits, step, _, _, plus, minus, override in rows:
+        assert (device, fits) == (format_bytes(full.plan.device_bytes), "fits")
+        assert step == format_seconds(full.plan.step_s)
+        assert plus == f"memory {full.plan.device_bytes / now.device_bytes - 1:+.0%}"
+        assert minus == f"step {full.plan.step_s / now.step_s - 1:+.0%}"
+        assert override == "memory.recompute=full"
+    assert len(rows) == 2, "a lever and a technique"
+    assert f'title="{escape(full.what)}: {escape(full.effect.words())}"' in html
     assert page.row("expert parallel")[1].startswith("parallel.ep=2 but the model has no experts")
 
 
@@ -110,3 +125,15 @@ def test_hostile_text_stays_text() -> None:
     )
     html = sections(changed, has_picture=False)
     assert "<script" not in html and HOSTILE in "".join(Page(html).text)
+
+
+def test_a_choice_of_a_head_sorts_the_techniques_without_a_script() -> None:
+    html = sections(advice(), has_picture=False)
+    steps = [change.plan.step_s for change in advice().techniques if change.plan is not None]
+    least = sorted([advice().now.step_s or 0, *(step or 0 for step in steps)])
+    rows = re.findall(r'<tr style="([^"]*)"[^>]*>(.*?)</tr>', html.partition('id="levers')[0])
+    ranks = {int(re.findall(r"--s4:(\d+);", style)[0]): cells for style, cells in rows}
+    assert sorted(ranks) == list(range(len(steps) + 1))
+    for rank, step in enumerate(least):
+        assert format_seconds(step) in ranks[rank]
+    assert Page(html).tags["script"] == 0

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from shardyard.report.study import charts
 from shardyard.report.study.charts import joined
-from shardyard.report.study.page import render
+from shardyard.report.study.page import render, to_markdown
 from shardyard.report.study.rows import (
     Forecast,
     OpenTerm,
@@ -19,8 +19,8 @@ from shardyard.report.study.rows import (
     SizeRate,
     Spread,
 )
-from shardyard.report.study.scaling import Point, points, series_notes
-from shardyard.report.study.table import to_csv, to_json, to_markdown
+from shardyard.report.study.scaling import Point, points, series_notes, series_words
+from shardyard.report.study.table import to_csv, to_json
 from shardyard.report.study.values import values_of
 
 USUAL = Settings(micro_batch=4, accumulation=2, layout="FULL_SHARD", global_batch=64)
@@ -222,3 +222,41 @@ def test_markers_intervals_and_bands_are_inside_the_axes_and_the_ideal_is_straig
     (ideal,) = [line for line in axes.lines if line.get_label() == "ideal"]
     assert np.asarray(ideal.get_xdata()).size == 2
     assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("rate", "samples_per_s"), ("epoch", "epoch_s"), ("memory", "memory_bytes"),
+     ("cost", "usd_per_epoch")],
+)  # fmt: skip
+def test_the_ideal_begins_at_the_first_size_and_is_straight_on_both_axes(
+    name: str, key: str
+) -> None:
+    more = {"epoch_samples": 1000, "memory_bytes": 2**30}
+    rows = values_of(series(
+        row(2, 200, usd_per_hour=4.0, **more), row(8, 700, usd_per_hour=16.0, **more),
+    ))  # fmt: skip
+    axes = Figure().add_subplot()
+    getattr(charts, f"_paint_{name}")(axes, rows)
+    (ideal,) = [line for line in axes.lines if str(line.get_label()).startswith("ideal")]
+    sizes, values = np.asarray(ideal.get_xdata()), np.asarray(ideal.get_ydata())
+    scale = 2**30 if name == "memory" else 1
+    assert values[0] == pytest.approx(rows[0][key] / scale)
+    power = {"rate": 1, "epoch": -1, "memory": -1, "cost": 0}[name]
+    assert values[1] == pytest.approx(values[0] * (sizes[1] / sizes[0]) ** power)
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+def test_what_is_alike_for_all_sizes_is_said_once() -> None:
+    open_term = OpenTerm(name="the network between nodes", assumed="slow", step_s=1.25)
+    wide = {"best_s": 1.0, "worst_s": 1.25}
+    found = [
+        planned(n, n * 60.0, replace(forecast(1.02, nodes=n, **wide), open_terms=(open_term,)))
+        for n in (4, 8)
+    ]
+    study = series(planned(1, 64.0, ALONE), *found)
+    words = series_words(study)
+    assert sum("What a plan cannot know" in text for text in series_notes(study)) == 2
+    assert words.count("What a plan cannot know") == words.count("The wait for data") == 1
+    assert "4 nodes 98.0 % (80.0 % to 100.0 %), measured 93.8 %" in words
+    assert "8 nodes 98.0 % (80.0 % to 100.0 %), measured 93.8 %" in words

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from html import escape
 from itertools import pairwise
 from textwrap import wrap
 
@@ -11,6 +12,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from shardyard.io.sanitize import sanitize
 from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes
 from shardyard.planner.layouts import Search
 from shardyard.planner.memory import MemoryEstimate
@@ -27,7 +29,7 @@ from shardyard.report.charts import (
     draw,
     seconds_tick,
 )
-from shardyard.report.html import esc, swatch
+from shardyard.report.document import Chart, Panels, Text
 from shardyard.report.plan.bars import (
     LOST_COLOURS,
     MEMORY_COLOURS,
@@ -114,11 +116,13 @@ def draw_time(bars: Sequence[Bar], *, name: str = "plan-time") -> str:
     return _with_tooltips(svg, name, bars, format_seconds)
 
 
-# --- on the page ---------------------------------------------------------------------------------
+# --- as figures ---------------------------------------------------------------------------------
 
 
-def figures(plan: Plan, search: Search | None, needed: Sequence[tuple[str, MemoryEstimate]]) -> str:
-    """Return memory next to step time, each with its legend below, as HTML.
+def figures(
+    plan: Plan, search: Search | None, needed: Sequence[tuple[str, MemoryEstimate]]
+) -> Panels:
+    """Return memory next to step time, each with its legend.
 
     Without a known speed: only memory.
     """
@@ -133,8 +137,8 @@ def side_by_side(
     *,
     prefix: str = "",
     most_bytes: float | None = None,
-) -> str:
-    """Return bars of memory next to bars of step time, each with its legend below, as HTML.
+) -> Panels:
+    """Return bars of memory next to bars of step time, each with its legend.
 
     Args:
         steps: None where the speed is unknown: then only memory is drawn.
@@ -142,47 +146,41 @@ def side_by_side(
         prefix: Prefix of the pictures' names, to distinguish them from others of their page.
         most_bytes: See ``draw_memory``.
     """
-    memory = draw_memory(stacked, limit, name=f"{prefix}plan-memory", most_bytes=most_bytes)
-    memory += _memory_keys(stacked, limit)
+    keys = [*_keys(stacked, MEMORY_COLOURS), *_memory_keys(stacked, limit)]
     if most_bytes is not None and _widest(stacked) > most_bytes:
-        memory = memory.replace("</figcaption>", "<span>&#9654; goes on</span></figcaption>")
+        keys.append("\N{BLACK RIGHT-POINTING TRIANGLE} goes on")
+    memory = Chart(
+        f"{prefix}memory-picture",
+        draw_memory(stacked, limit, name=f"{prefix}plan-memory", most_bytes=most_bytes),
+        keys=(("", tuple(keys)),),
+        is_wide=not steps,
+    )
     if not steps:
-        return f'<figure id="{prefix}memory-picture" class="wide">{memory}</figure>'
-    time = draw_time(steps, name=f"{prefix}plan-time") + _time_keys(steps)
-    return (
-        f'<div class="panels"><figure id="{prefix}memory-picture">{memory}</figure>'
-        f'<figure id="{prefix}time-picture">{time}</figure></div>'
+        return Panels([memory])
+    computed, lost = _keys(steps, OWN_COLOURS), _keys(steps, LOST_COLOURS)
+    time = Chart(
+        f"{prefix}time-picture",
+        draw_time(steps, name=f"{prefix}plan-time"),
+        keys=(("computes", tuple(computed)), ("lost to", tuple(lost))),
     )
+    return Panels([memory, time])
 
 
-def _memory_keys(bars: Sequence[Bar], limit: int | None) -> str:
-    keys = _keys(bars, MEMORY_COLOURS)
+def _memory_keys(bars: Sequence[Bar], limit: int | None) -> Iterator[str]:
     if any(bar.device > bar.total for bar in bars):
-        keys += _key("reserved by the allocator", "muted", is_tick=True)
-        keys += _key("device, as its driver shows", "ink", is_tick=True)
+        yield Text("reserved by the allocator", colour="muted", kind="tick")
+        yield Text("device, as its driver shows", colour="ink", kind="tick")
     if limit is None:
-        keys += "<span>the limit is not known</span>"
+        yield "the limit is not known"
     elif shows_limit(bars, limit):
-        keys += _key(f"limit, {format_bytes(limit)}", "red", is_tick=True)
+        yield Text(f"limit, {format_bytes(limit)}", colour="red", kind="tick")
     else:
-        keys += f"<span>the limit, {format_bytes(limit)}, is far to the right</span>"
-    return f'<figcaption class="keys">{keys}</figcaption>'
+        yield f"the limit, {format_bytes(limit)}, is far to the right"
 
 
-def _time_keys(bars: Sequence[Bar]) -> str:
-    return (
-        f'<figcaption><div class="keys"><b>computes</b>{_keys(bars, OWN_COLOURS)}</div>'
-        f'<div class="keys"><b>lost to</b>{_keys(bars, LOST_COLOURS)}</div></figcaption>'
-    )
-
-
-def _keys(bars: Sequence[Bar], colours: dict[str, str]) -> str:
+def _keys(bars: Sequence[Bar], colours: dict[str, str]) -> list[str]:
     there = {name for bar in bars for name, _ in bar.parts}
-    return "".join(_key(name, tint) for name, tint in colours.items() if name in there)
-
-
-def _key(text: str, variable: str, *, is_tick: bool = False) -> str:
-    return f"<span>{swatch(variable, is_tick=is_tick)}{esc(text)}</span>"
+    return [Text(name, colour=tint) for name, tint in colours.items() if name in there]
 
 
 # --- bars ---------------------------------------------------------------------------------------
@@ -255,7 +253,7 @@ def _with_tooltips(svg: str, name: str, bars: Sequence[Bar], unit: Callable[[flo
     def titled(match: re.Match[str]) -> str:
         number, place = int(match[1]), int(match[2])
         part, size = bars[number].parts[place]
-        return f"{match[0]}<title>{esc(part)}: {esc(unit(size))}</title>"
+        return f"{match[0]}<title>{escape(sanitize(part))}: {unit(size)}</title>"
 
     return re.sub(rf'<g id="{name}-part-(\d+)-(\d+)">', titled, svg)
 

@@ -1,35 +1,51 @@
-"""The plan's page: one HTML file for a person who decides whether to start, and on what.
+"""What a plan says, as blocks: the page shows all of them, the terminal those that it asks for.
 
-Pure: a plan, and what a search and a comparison of offers found, in; text out. Recipes and machines
-may hold any text, so that everything shown passes through ``esc``.
+Pure: a plan, and what a search and a comparison of offers found, in; values out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
+from shardyard.config.schema.recipe import Parallel
 from shardyard.planner.failures import FailureForecast
-from shardyard.planner.format import fitting_words, mark_of, spare_words, unmeasured_words
-from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes
+from shardyard.planner.format import (
+    candidate_name,
+    fitting_words,
+    headline,
+    mark_of,
+    settings_of,
+    spare_words,
+    unmeasured_words,
+)
+from shardyard.planner.instance_search import ClusterQuotes
 from shardyard.planner.layouts import Candidate, Search, speed_reason
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, MemoryEstimate
 from shardyard.planner.plan import Plan, layout_name
-from shardyard.planner.plan_diff import IN_USE, Advice, Change
-from shardyard.report.html import (
-    esc,
-    render_page,
-    render_section,
-    render_table,
-    render_tiles,
-    swatch,
+from shardyard.planner.plan_diff import Advice
+from shardyard.planner.throughput import published_error
+from shardyard.report.document import (
+    BarPart,
+    Block,
+    Callout,
+    Details,
+    Document,
+    PageSection,
+    Paragraph,
+    ShareBar,
+    Table,
+    Text,
+    Tiles,
+    only_in,
 )
+from shardyard.report.html import render_html
+from shardyard.report.plan.advice import advice_sections
 from shardyard.report.plan.bars import (
     MEMORY_COLOURS,
     OWN_NAMES,
     TIME_COLOURS,
-    Bar,
-    bars_of,
     is_planned,
     own_share,
 )
+from shardyard.report.plan.offers import offers_section
 from shardyard.units import (
     ABSENT,
     format_bytes,
@@ -40,12 +56,86 @@ from shardyard.units import (
     format_usd,
 )
 
-# The head of a plan's page: what a person reads in ten seconds.
+NOTABLE_GAIN = 0.01
+"""Faster by less is within any error."""
 
-Tile = tuple[str, str, str]
+MOST_RECOMMENDED = 4
+"""Changes that lead the page."""
 
 
-def tiles(plan: Plan) -> list[Tile]:
+def plan_page(
+    plan: Plan,
+    *,
+    search: Search | None,
+    quotes: ClusterQuotes | None,
+    title: str,
+    bars: Sequence[tuple[str, MemoryEstimate]] = (),
+    no_charts_reason: str = "",
+    advice: Advice | None = None,
+    requested: Parallel | None = None,
+    steps_reason: str = "",
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+) -> str:
+    """Return the whole page.
+
+    Args:
+        bars: Name and memory of each of the search's best, in their order.
+        no_charts_reason: Why there are no pictures; empty where they can be drawn.
+        advice: What each technique and lever would do; None: it was not asked for.
+        requested: Axes as the recipe gives them.
+        steps_reason: Where the length of the run comes from.
+        deadline_s: The deadline of the cheapest offer, if one was asked for.
+        budget_usd: The budget of the fastest offer, if one was asked for.
+    """
+    asked = requested or Parallel()
+    sections = [
+        recommendation(plan, search, advice, asked),
+        _charts(plan, search, bars, no_charts_reason),
+        *([] if advice is None else advice_sections(advice, has_charts=not no_charts_reason)),
+        layouts_section(plan, search, asked),
+        memory_section(plan),
+        time_section(plan),
+        failures_section(plan),
+        _price(plan),
+        offers_section(
+            quotes,
+            asked,
+            has_chart=not no_charts_reason,
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+        ),
+        rest_section(plan, steps_reason),
+    ]
+    looked_up = "All of this is predicted: rates and prices are looked up."
+    sources = "; ".join(plan.measured)
+    measured = f"Measured, not looked up: {sources}" if sources else looked_up
+    return render_html(
+        Document(
+            title=title,
+            kind="Training plan",
+            heading=title,
+            badge=plan.fits if plan.fits != "unknown" else "memory unknown",
+            badge_kind=plan.fits.replace(" ", "-"),
+            head=[
+                Paragraph(plan.line().removeprefix("plan: "), kind="lead"),
+                Tiles(tiles(plan)),
+                Paragraph(measured, kind="note"),
+            ],
+            body=[section for section in sections if section is not None],
+            footer=(
+                "Predicted by ", Text("shardyard plan", kind="code"), ". Nothing was started. "
+                "Point at an underlined number, or reach it with the Tab key, to read where it "
+                "comes from.",
+            ),
+        )
+    )  # fmt: skip
+
+
+# --- the head -----------------------------------------------------------------------------------
+
+
+def tiles(plan: Plan) -> list[tuple[str, str, str]]:
     """Return tiles on memory, speed, MFU, time, price and failures: label, value, a line below."""
     return [
         ("memory of a rank", *_memory_tile(plan)),
@@ -57,11 +147,44 @@ def tiles(plan: Plan) -> list[Tile]:
     ]
 
 
+def headline_blocks(plan: Plan) -> list[Block]:
+    """Fits, how full, speed, MFU, time, price, failures: for the terminal, as the tiles are."""
+    lead = (
+        f"plan: {plan.model} {plan.parameters_words()}, "
+        f"{layout_name(plan.layout)} over {plan.devices_words()}"
+    )
+    return [Paragraph(lead), PageSection("headline", "", [Table(("", "", ""), headline(plan))])]
+
+
+def task_block(plan: Plan) -> Paragraph:
+    """The training task, where no machines are named."""
+    return Paragraph(
+        f"plan: {plan.model} {plan.parameters_words()}, {_length(plan)}, "
+        f"{plan.samples_words()} a step"
+    )
+
+
+def quality_section(plan: Plan, critical_batch: float) -> PageSection:
+    """The cost of the batch size in samples."""
+    factor = plan.samples_factor(critical_batch)
+    twice = plan.samples_factor(critical_batch, times=2)
+    words = (
+        f"Time to quality is more than rate: with a critical batch of {critical_batch:,.0f}, a "
+        f"given loss takes {factor:.2f} x the fewest samples at {plan.samples_per_step:,} a step, "
+        f"and {twice:.2f} x at twice that: {twice / factor:.2f} x the samples of this recipe."
+    )
+    return PageSection("quality", "", [Paragraph(words)])
+
+
 def _memory_tile(plan: Plan) -> tuple[str, str]:
     used, limit = plan.device_bytes, plan.memory_limit_bytes
     if limit is None:
         return format_bytes(used), f"{plan.fits}: {plan.fits_reason}"
-    return f"{used / limit:.0%} full", f"{format_bytes(used)} of {format_bytes(limit)}"
+    source = f"sum of the terms under Memory of one rank; {plan.fits}: {plan.fits_reason}"
+    return (
+        Text(f"{used / limit:.0%} full", source=source),
+        f"{format_bytes(used)} of {format_bytes(limit)}",
+    )
 
 
 def _rate(plan: Plan) -> tuple[str, str]:
@@ -71,16 +194,25 @@ def _rate(plan: Plan) -> tuple[str, str]:
     each = f"{format_count(rate / plan.layout.world_size)} a device"
     step = f", {format_seconds(plan.step_s)} a step" if plan.step_s is not None else ""
     rates = "; rate of products not measured" if plan.speed.unmeasured else ""
-    return f"{format_count(rate)}{mark_of(plan)}", each + step + rates
+    known = None if plan.unit == "image" else published_error(plan.device, plan.layout)
+    source = plan.speed.reason
+    if known is None:
+        source += f". No published run on {plan.device} with such a layout was compared."
+        error = ""
+    else:
+        source, error = known.words(), f"; nine in ten published runs within {known.most:.0%}"
+    value = Text(f"{format_count(rate)}{mark_of(plan)}", source=source)
+    return value, each + step + error + rates
 
 
 def _mfu(plan: Plan) -> tuple[str, str]:
     if plan.mfu is None:
         return ABSENT, plan.peak.source if plan.peak.flops_per_s is None else plan.speed.reason
+    shown = Text(format_percent(plan.mfu), source=f"of the peak: {plan.peak.source}")
     if plan.unit == "image":
-        return format_percent(plan.mfu), "convolutions and products, forward and backward"
+        return shown, "convolutions and products, forward and backward"
     causal = plan.mfu * plan.flops_per_token["causal"] / plan.flops_per_token["full"]
-    return format_percent(plan.mfu), f"full attention; {format_percent(causal)} counted causally"
+    return shown, f"full attention; {format_percent(causal)} counted causally"
 
 
 def _time_tile(plan: Plan) -> tuple[str, str]:
@@ -93,8 +225,9 @@ def _time_tile(plan: Plan) -> tuple[str, str]:
         return ABSENT, length
     wall = f"{format_seconds(plan.wall_s)}{mark_of(plan)}"
     if plan.failures is None:
-        return wall, f"{length}, without failures"
-    return wall, f"{length}, with start, saves and failures"
+        return Text(wall, source="steps x time of a step"), f"{length}, without failures"
+    source = f"by {plan.failures.method}: {plan.failures.method_reason}"
+    return Text(wall, source=source), f"{length}, with start, saves and failures"
 
 
 def _price_tile(plan: Plan) -> tuple[str, str]:
@@ -107,7 +240,8 @@ def _price_tile(plan: Plan) -> tuple[str, str]:
     if plan.usd is None:
         return ABSENT, words
     spares = spare_words(plan.spare_nodes)
-    return f"{_short_usd(plan.usd)}{mark_of(plan)}", f"{words}{f', {spares}' if spares else ''}"
+    value = Text(f"{_short_usd(plan.usd)}{mark_of(plan)}", source=plan.price.source)
+    return value, f"{words}{f', {spares}' if spares else ''}"
 
 
 def _short_usd(usd: float) -> str:
@@ -125,375 +259,308 @@ def _failures_tile(plan: Plan) -> tuple[str, str]:
         return ABSENT, "needs a speed, a length and a known cluster"
     spares = spare_words(outlook.spare_nodes) or "no spare node"
     words = f"one every {format_seconds(outlook.mtbf.seconds)}; {spares}"
-    return f"{outlook.expected_failures:.2g}", words
+    return Text(f"{outlook.expected_failures:.2g}", source=outlook.mtbf.reason), words
 
 
-# The part of a plan's page that gives advice: what each technique and each lever would do.
-#
-# One picture, memory beside step time, a bar for each technique; then tables with the same numbers,
-# and why.
-
-Cells = tuple[str, ...]
-
-THIS = "this recipe"
-
-_MOST_OF_LIMIT = 1.5
-"""Factor of the limit at which memory bars are cut off, to leave room for plans that fit."""
+# --- what to change -----------------------------------------------------------------------------
 
 
-def advice_sections(advice: Advice, *, has_chart: bool) -> list[str]:
-    """Techniques, then levers, as HTML."""
-    picture = _chart(advice) if has_chart else ""
-    note = (
-        '<p class="note">Each row is this recipe with the settings of its row, planned again; the '
-        "micro-batch and the batch stay.</p>"
-    )
-    techniques = f"{picture}{_card(advice, advice.techniques, note)}"
-    return [
-        render_section("techniques", "What each technique would do", techniques),
-        render_section("levers", "What each lever would do", _card(advice, advice.levers, note)),
-    ]
+def recommendation(
+    plan: Plan, search: Search | None, advice: Advice | None, requested: Parallel
+) -> PageSection:
+    """The overrides that make the recipe fit or faster, the largest gain first, to copy."""
+    rows: list[tuple[float, str, Plan | Candidate, str]] = []
+    if search is not None and search.best and _better(plan, search.best[0], "It"):
+        best = search.best[0]
+        settings = " ".join(settings_of(best, requested))
+        rows.append((best.step_s, candidate_name(best), best, settings))
+    for change in () if advice is None else advice.levers:
+        then = change.plan
+        if then is None or then.step_s is None or change.note or then.fits == "does not fit":
+            continue
+        is_faster = plan.step_s is None or then.step_s < plan.step_s / (1 + NOTABLE_GAIN)
+        if is_faster or plan.fits == "does not fit":
+            rows.append((then.step_s, change.name, then, " ".join(change.settings)))
+    if not rows:
+        planned = "layout" if advice is None else "layout or lever"
+        words = f"No {planned} that was planned is faster than this recipe."
+        if search is None and advice is None:
+            words = "No other layout was planned."
+        return PageSection("recommendation", "What to change", [Paragraph(words, kind="muted")])
+    rows = sorted(rows, key=lambda row: row[0])[:MOST_RECOMMENDED]
+    step_s, name, _, settings = rows[0]
+    lead = Callout(f"{name}: {_gain(plan, step_s)} than this recipe.", settings)
+    heads = ["change", "#gain", "#step", "#device", "override"]
+    cells = [
+        (name, _gain(plan, step_s), format_seconds(step_s), format_bytes(found.device_bytes),
+         Text(settings, kind="copy"))
+        for step_s, name, found, settings in rows
+    ]  # fmt: skip
+    more = [Table(heads, cells)] if len(rows) > 1 else []
+    note = Paragraph("Gains of several changes do not add up: plan them together.", kind="note")
+    return PageSection("recommendation", "What to change", [lead, *more, *([note] if more else [])])
 
 
-def technique_bars(advice: Advice) -> tuple[list[Bar], list[Bar]]:
-    """Memory and step of the recipe and of every technique that is another plan."""
-    named = [(THIS, advice.now)]
-    named += [
-        (f"{change.name}: {' '.join(change.settings)}", change.plan)
-        for change in advice.techniques
-        if change.plan is not None and change.effect is not None and change.effect.verdict != IN_USE
-    ]
-    pairs = [bars_of(name, plan) for name, plan in named]
-    steps = [step for _, step in pairs if step.parts]
-    return [memory for memory, _ in pairs], steps
-
-
-def _chart(advice: Advice) -> str:
-    from shardyard.report.plan.charts import side_by_side  # only here: matplotlib is an extra
-
-    memory, steps = technique_bars(advice)
-    limit = advice.now.memory_limit_bytes
-    most = None if limit is None else _MOST_OF_LIMIT * limit
-    return side_by_side(memory, steps, limit, prefix="technique-", most_bytes=most)
-
-
-def _card(advice: Advice, changes: Sequence[Change], note: str) -> str:
-    heads = ["", "#device", "#fits", "#step", f"#{advice.now.units}/s", "#price", ""]
-    rows = [_advice_row(THIS, advice.now, "")]
-    rows += [
-        _advice_row(change.name, change.plan, _words(change)) for change in changes if change.plan
-    ]
-    table = render_table(heads, rows) + _unmeasured(advice, changes)
-    refused = [
-        (esc(each.name), esc(each.rejection_reason)) for each in changes if each.plan is None
-    ]
-    if refused:
-        table += f'<p class="note">Not here:</p>{render_table(["", ""], refused)}'
-    return f'<div class="card" style="margin-top:12px">{note}{table}</div>'
-
-
-def _advice_row(name: str, plan: Plan, words: str) -> Cells:
-    return tuple(
-        esc(cell)
-        for cell in (
-            name,
-            format_bytes(plan.device_bytes),
-            plan.fits,
-            _marked(plan, plan.step_s, format_seconds),
-            _marked(plan, plan.speed.tokens_per_s, format_count),
-            _marked(plan, plan.usd, format_usd),
-            words,
-        )
-    )
-
-
-def _marked(plan: Plan, value: float | None, written: Callable[[float], str]) -> str:
-    return ABSENT if value is None else f"{written(value)}{mark_of(plan)}"
-
-
-def _unmeasured(advice: Advice, changes: Sequence[Change]) -> str:
-    plans = [advice.now, *(change.plan for change in changes if change.plan is not None)]
-    found = dict.fromkeys(plan.speed.unmeasured for plan in plans if plan.speed.unmeasured)
-    return "".join(f'<p class="note">{esc(unmeasured_words(why))}</p>' for why in found)
-
-
-def _words(change: Change) -> str:
-    """Describe the change: its name, its effect and reason, and the settings to write."""
-    assert change.effect is not None  # it has a plan
-    parts = [f"{change.what}: {change.effect.words()}"]
-    parts += [change.note] if change.note else []
-    parts += [f"set {' '.join(change.settings)}"]
-    if change.measured is not None:
-        step = format_seconds(change.measured.step_s)
-        parts.append(f"{change.measured.run_id} measured {step} a step")
-    return "; ".join(parts)
-
-
-def plan_page(
-    plan: Plan,
-    *,
-    search: Search | None,
-    quotes: ClusterQuotes | None,
-    title: str,
-    bars: Sequence[tuple[str, MemoryEstimate]] = (),
-    advice: Advice | None = None,
-    no_charts_reason: str = "",
-) -> str:
-    """Return the whole page as text: no network, no script, no other files.
-
-    Args:
-        search: Search whose best layouts are drawn next to the plan.
-        bars: Name and memory of each of ``search.best``, in its order.
-        advice: Effect of each technique and lever; None: not requested.
-        title: The page's first line.
-        no_charts_reason: Why there are none; empty: they are drawn.
-    """
-    parts = [
-        _header(plan, title),
-        _charts(plan, search, bars, no_charts_reason),
-        _memory(plan),
-        _time(plan),
-        _layouts(plan, search),
-        *([] if advice is None else advice_sections(advice, has_chart=not no_charts_reason)),
-        _failures(plan),
-        _price(plan),
-        _quotes(quotes, has_chart=not no_charts_reason),
-        _rest(plan),
-    ]
-    body = "\n".join(part for part in parts if part)
-    footer = (
-        "Written by <code>shardyard plan --page</code>. Predictions from datasheets, papers and "
-        "published runs; no run was started."
-    )
-    return render_page(title, body, footer=footer)
-
-
-def _header(plan: Plan, title: str) -> str:
-    verdict = plan.fits if plan.fits != "unknown" else "memory unknown"
-    kind = esc(plan.fits.replace(" ", "-"))
-    measured = "".join(f"<li>{esc(source)}</li>" for source in plan.measured)
-    looked_up = "All of this is predicted: rates and prices are looked up."
-    sources = f"Measured, not looked up:<ul>{measured}</ul>" if measured else looked_up
-    return f"""<header>
-<p class="eyebrow">Training plan</p>
-<h1>{esc(title)} <span class="badge {kind}">{esc(verdict)}</span></h1>
-<p class="lead">{esc(plan.line().removeprefix("plan: "))}</p>
-{render_tiles(tiles(plan))}
-<div class="note" id="measured" style="margin-top:12px">{sources}</div>
-</header>"""
+def _gain(plan: Plan, step_s: float) -> str:
+    if plan.fits == "does not fit" or plan.step_s is None:
+        return "fits rather"
+    return f"{plan.step_s / step_s - 1:.0%} faster"
 
 
 def _charts(
     plan: Plan, search: Search | None, bars: Sequence[tuple[str, MemoryEstimate]], reason: str
-) -> str:
-    if reason:
-        body = f'<p class="muted">{esc(reason)}</p>'
-    else:
+) -> PageSection:
+    body: Block = Paragraph(reason, kind="muted")
+    if not reason:
         from shardyard.report.plan.charts import figures  # only here: matplotlib is an extra
 
         body = figures(plan, search, bars)
-    return render_section("pictures", "Memory and time at a glance", body)
+    return PageSection("pictures", "Memory and time at a glance", [body])
 
 
 # --- terms --------------------------------------------------------------------------------------
 
 
-def _memory(plan: Plan) -> str:
+def memory_section(plan: Plan) -> PageSection:
+    """Bytes of a rank, term by term."""
     total, limit = plan.memory_bytes, plan.memory_limit_bytes
-    rows: list[Cells] = [
+    rows = [
         (
-            swatch(MEMORY_COLOURS.get(term.name, "grey")) + esc(term.name),
+            Text(term.name, colour=MEMORY_COLOURS.get(term.name, "grey")),
             format_bytes(term.bytes),
             format_percent(term.bytes / total),
-            esc(term.reason),
+            term.reason,
         )
         for term in plan.memory
     ]
     has_more = plan.device_bytes != total  # on a CPU the process is a term, and all there is
-    name = "tensors" if has_more else "sum"
-    sums = [_row(name, format_bytes(total), "100.0 %", f"most {plan.memory_moment}")]
+    sums = [("tensors" if has_more else "sum", format_bytes(total), "100.0 %",
+             f"most {plan.memory_moment}")]  # fmt: skip
     if has_more:
-        sums += [
-            _row("reserved", format_bytes(plan.reserved_bytes), "", "what the allocator holds"),
-            _row("device", format_bytes(plan.device_bytes), "", "what the driver shows"),
-        ]
-    shown = ABSENT if limit is None else format_bytes(limit)
-    sums.append(_row("limit", shown, "", f"{plan.fits}: {plan.fits_reason}"))
-    table = render_table(
-        ["term", "#bytes", "#share", ""], [*rows, *sums], totals=len(sums), is_folding=True
+        held, device = format_bytes(plan.reserved_bytes), format_bytes(plan.device_bytes)
+        sums.append(("reserved", held, "", "what the allocator holds"))
+        sums.append(("device", device, "", "what the driver shows"))
+    bound = ABSENT if limit is None else format_bytes(limit)
+    sums.append(("limit", bound, "", f"{plan.fits}: {plan.fits_reason}"))
+    rule, ranks = RULE_BYTES_PER_PARAMETER * plan.trained_parameters, plan.layout.dp_shard
+    words = (
+        f"Rule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained parameter "
+        f"(Adam, mixed precision) = {format_bytes(rule)}, split over {ranks}: "
+        f"{format_bytes(rule / ranks)} a rank, before activations."
     )
-    states = RULE_BYTES_PER_PARAMETER * plan.trained_parameters
-    note = (
-        f"For comparison, the rule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained "
-        f"parameter, {format_bytes(states)} over all ranks, and activations on top."
-    )
-    body = f'<div class="card">{table}<p class="note">{note}</p></div>'
-    return render_section("memory", "Memory of one rank", body)
+    table = Table(["", "#bytes", "#share", ""], [*rows, *sums], totals=len(sums), is_folding=True)
+    return PageSection("memory", "Memory of one rank", [table, Paragraph(words, kind="note")])
 
 
-def _time(plan: Plan) -> str:
+def time_section(plan: Plan) -> PageSection:
+    """Seconds of a step, term by term."""
     heading = "Time of one step"
     if plan.step_s is None:
-        text = f"No speed: {plan.speed.reason}."
-        return render_section("time", heading, f'<p class="muted">{esc(text)}</p>')
-    rows: list[Cells] = [
+        return PageSection("time", heading, [Paragraph(f"No speed: {plan.speed.reason}.", "muted")])
+    rows = [
         (
-            swatch(TIME_COLOURS.get(term.name, "grey")) + esc(term.name),
+            Text(term.name, colour=TIME_COLOURS.get(term.name, "grey")),
             format_seconds(term.seconds),
             format_percent(term.seconds / plan.step_s),
             "computes" if term.name in OWN_NAMES else "lost",
-            esc(term.reason),
+            term.reason,
         )
         for term in plan.time
     ]
     own = own_share([(term.name, term.seconds) for term in plan.time])
-    rows.append(
-        _row("step", format_seconds(plan.step_s), "100.0 %", f"{own:.0%} computes", "the sum")
-    )
-    table = render_table(["term", "#time", "#share", "#kind", ""], rows, totals=1, is_folding=True)
-    rates = f" {unmeasured_words(plan.speed.unmeasured)}." if plan.speed.unmeasured else ""
-    note = f"From {plan.speed.reason}.{rates}"
-    body = f'<div class="card">{table}<p class="note">{esc(note)}</p></div>'
-    return render_section("time", heading, body)
+    total = ("step", format_seconds(plan.step_s), "100.0 %", f"{own:.0%} computes",
+             plan.speed.reason)  # fmt: skip
+    table = Table(["", "#time", "#share", "+#kind", ""], [*rows, total], totals=1, is_folding=True)
+    notes = [unmeasured_words(plan.speed.unmeasured)] if plan.speed.unmeasured else []
+    return PageSection("time", heading, [table, *(Paragraph(note, "note") for note in notes)])
 
 
 # --- layouts ------------------------------------------------------------------------------------
 
 
-def _layouts(plan: Plan, search: Search | None) -> str:
+def layouts_section(
+    plan: Plan,
+    search: Search | None,
+    requested: Parallel,
+    *,
+    enough: tuple[int, Candidate] | None = None,
+) -> PageSection | None:
+    """The best layouts, each with its reason, and the settings of the one to take.
+
+    Args:
+        requested: Axes in the recipe.
+        enough: Where no layout fits: nodes on which one does, and that layout.
+    """
     if search is None:
-        return ""
-    found = fitting_words(search)
-    if search.best:
-        rows = [_layout(plan, place, best) for place, best in enumerate(search.best, start=1)]
-        heads = ["", "layout", f"#{plan.units}/s", "#step", "#MFU", "#device", "#fits", ""]
-        which = "The fastest:" if search.fits else "These are tight, the fastest first:"
-        body = f'<p class="note">{esc(found)} {which}</p>{render_table(heads, rows)}'
-    else:
-        body = f'<p class="bad">{esc(found)}</p>{_nearest(search.nearest)}'
-    rejected = render_table(
-        ["family", ""], [_row(family.family, family.reason) for family in search.rejected]
-    )
-    more = (
-        f"<details><summary>Families that did not win, each with its reason: "
-        f"{len(search.rejected)}</summary><div>{rejected}</div></details>"
-        if search.rejected
-        else ""
-    )
-    return render_section("layouts", "Best layouts", f'<div class="card">{body}</div>{more}')
+        return None
+    rejected = Table(("other families", ""), [(row.family, row.reason) for row in search.rejected])
+    count = len(search.rejected)
+    summary = f"Families that did not win, each with its reason: {count}"
+    more = [Details(summary, [rejected], only=("page",))] if count else []
+    if not search.best:
+        blocks: list[Block] = list(_nearest(search, requested, enough))
+        return PageSection("layouts", "Best layouts", [*blocks, *more])
+    which = "The fastest:" if search.fits else "These are tight, the fastest first:"
+    heads = [f"#{plan.units}/s", "+#step", "+#MFU", "#full", "layout", "why"]
+    rows = [_layout_row(plan, candidate) for candidate in search.best]
+    blocks = [Paragraph(f"{fitting_words(search)} {which}"), Table(heads, rows)]
+    if words := _better(plan, search.best[0], "The first"):
+        command = " ".join(settings_of(search.best[0], requested))
+        blocks += only_in("terminal", Callout(words, command))
+    if enough is not None:
+        blocks += only_in("terminal", _enough("It fits", requested, enough))
+    return PageSection("layouts", "Best layouts", [*blocks, *more])
 
 
-def _layout(plan: Plan, position: int, candidate: Candidate) -> Cells:
-    this = " (this plan)" if is_planned(candidate, plan) else ""
+def rejected_section(search: Search) -> PageSection:
+    """Why other families of layouts lost."""
+    rows = [(row.family, row.reason) for row in search.rejected]
+    return PageSection("families", "other families", [Table(("", ""), rows)])
+
+
+def _layout_row(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
     mfu = ABSENT
     if plan.peak.flops_per_s is not None:
         peak = plan.peak.flops_per_s * candidate.layout.world_size
         mfu = format_percent(candidate.tokens_per_s * plan.flops_per_token["full"] / peak)
-    return _row(
-        f"{position}.",
-        f"{_layout_details(candidate)}{this}",
-        f"{format_count(candidate.tokens_per_s)}{mark_of(plan)}",
+    full = f"{candidate.device_bytes / candidate.limit_bytes:.0%}"
+    if candidate.fit.verdict != "fits":
+        full += f" {candidate.fit.verdict}"
+    of = f"{format_bytes(candidate.device_bytes)} of {format_bytes(candidate.limit_bytes)}"
+    this = " (this plan)" if is_planned(candidate, plan) else ""
+    return (
+        Text(f"{format_count(candidate.tokens_per_s)}{mark_of(plan)}", source=plan.speed.reason),
         f"{format_seconds(candidate.step_s)}{mark_of(plan)}",
         mfu,
-        f"{format_bytes(candidate.device_bytes)}, "
-        f"{candidate.device_bytes / candidate.limit_bytes:.0%}",
-        candidate.fit.verdict,
+        Text(full, source=of),
+        f"{candidate_name(candidate)}{this}",
         speed_reason(candidate),
     )
 
 
-def _layout_details(candidate: Candidate) -> str:
-    name = layout_name(candidate.layout)
-    more = "".join(f", {setting}" for setting in candidate.more)
-    return f"{name}, micro-batch {candidate.micro_batch}, recompute {candidate.recompute}{more}"
+def _better(plan: Plan, better: Candidate, name: str) -> str:
+    """Say in what a layout is better than the plan; empty: in nothing."""
+    if plan.fits == "does not fit":
+        word = "does" if better.is_safe else "is tight"
+        return f"This recipe does not fit. {name} {word}:"
+    if plan.fits == "tight" and better.is_safe:
+        return f"This recipe is tight. {name} fits:"
+    if plan.step_s and (times := plan.step_s / better.step_s) > 1 + NOTABLE_GAIN:
+        faster = f"{times - 1:.0%} faster than" if times < 2 else f"{times:.1f} times as fast as"
+        tight = "" if better.is_safe else ", and as tight"
+        return f"{name} is {faster} this recipe{tight}:"
+    return ""
 
 
-def _nearest(candidate: Candidate | None) -> str:
-    if candidate is None:
-        return ""
-    text = f"What needs least memory is {_layout_details(candidate)}: {candidate.fit.reason}."
-    return f"<p>{esc(text)}</p>"
+def _nearest(
+    search: Search, requested: Parallel, enough: tuple[int, Candidate] | None
+) -> Iterator[Block]:
+    nearest = search.nearest
+    assert nearest is not None  # a search without any result keeps what needs least
+    over = nearest.device_bytes - nearest.limit_bytes
+    much = f", {format_bytes(over)} too much on each device" if over > 0 else ""
+    lead = (
+        f"{fitting_words(search)} The nearest is {candidate_name(nearest)}: "
+        f"{nearest.fit.reason}{much}."
+    )
+    if enough is not None:
+        lead = f"{lead} It fits on devices with more memory, or"
+        yield _enough(lead, requested, enough)
+    else:
+        yield Paragraph(f"{lead} Use devices with more memory, a smaller model or shorter samples.")
+
+
+def _enough(lead: str, requested: Parallel, enough: tuple[int, Candidate]) -> Callout:
+    nodes, candidate = enough
+    return Callout(
+        f"{lead} as {candidate_name(candidate)} on {nodes} nodes:",
+        f"cluster.nodes={nodes} {' '.join(settings_of(candidate, requested))}",
+    )
 
 
 # --- failures, price, the rest ------------------------------------------------------------------
 
 
-def _failures(plan: Plan) -> str:
+def failures_section(plan: Plan) -> PageSection:
+    """Failures of the run, and what one costs."""
     outlook = plan.failures
     if outlook is None:
         text = "Not predicted: that takes a speed, a length and a known cluster."
         if not plan.advances:
-            text = esc(plan.failures_reason)
-        return render_section("failures", "Failures", f'<p class="muted">{text}</p>')
+            text = plan.failures_reason
+        return PageSection("failures", "Failures", [Paragraph(text, kind="muted")])
     mtbf = outlook.mtbf
     of_range = f"{format_seconds(mtbf.low_s)} to {format_seconds(mtbf.high_s)}"
     own = f"{outlook.interval_steps:,} steps, {format_seconds(outlook.interval_s)}"
     phases = outlook.restart_s_per_failure + outlook.replay.seconds
     rows = [
-        _row("mean time between failures", format_seconds(mtbf.seconds), mtbf.reason),
-        _row("its range", of_range, "by the worst and the best published rate"),
-        _row("failures", f"{outlook.expected_failures:.2g} in this run", "restarts included"),
-        _row("a checkpoint every", own, outlook.interval_reason),
-        _row(
-            "effective time (ETTR)",
-            format_percent(outlook.ettr),
-            f"of wall time trains and stays; by {outlook.method}: {outlook.method_reason}",
-        ),
-        _row("spare nodes", f"{outlook.spare_nodes}", outlook.spares_reason),
-    ]
+        ("mean time between failures", format_seconds(mtbf.seconds), mtbf.reason),
+        ("its range", of_range, "by the worst and the best published rate"),
+        ("failures", f"{outlook.expected_failures:.2g} in this run", "restarts included"),
+        ("a checkpoint every", own, outlook.interval_reason),
+        *_snapshots(outlook),
+        ("first start", format_seconds(outlook.init_s),
+         "rendezvous and init, as of a whole restart"),
+        ("effective time (ETTR)", format_percent(outlook.ettr),
+         f"of wall time trains and stays; by {outlook.method}: {outlook.method_reason}"),
+        ("spare nodes", f"{outlook.spare_nodes}", outlook.spares_reason),
+    ]  # fmt: skip
     restart = [
-        _row(phase.name, format_seconds(phase.seconds), phase.reason, phase.source)
+        (phase.name, format_seconds(phase.seconds), phase.reason, phase.source)
         for phase in (*outlook.restart, outlook.replay)
     ]
-    restart.append(_row("one failure", format_seconds(phases), "the sum", ""))
-    facts = render_table(["", "#", ""], rows, is_folding=True)
-    costs = render_table(["phase", "#time", "why", ""], restart, totals=1, is_folding=True)
-    body = (
-        f'<div class="card">{_wall_time(outlook)}{facts}'
-        f'<p class="note" style="margin-top:16px">What one failure costs:</p>{costs}</div>'
+    restart.append(("one failure", format_seconds(phases), "the sum", ""))
+    return PageSection(
+        "failures",
+        "Failures",
+        [
+            *only_in("page", _wall_time(outlook)),
+            Table(["", "#", ""], rows, is_folding=True),
+            Table(["one failure costs", "#time", "why", "+"], restart, totals=1, is_folding=True),
+        ],
     )
-    return render_section("failures", "Failures", body)
 
 
-def _wall_time(forecast: FailureForecast) -> str:
+def _snapshots(forecast: FailureForecast) -> list[tuple[str, str, str]]:
+    every, mtbf_s = forecast.snapshot_interval_steps, forecast.snapshot_mtbf_s
+    if every is None or mtbf_s is None:
+        return []
+    why = f"in memory, as for one failure every {format_seconds(mtbf_s)}"
+    return [("snapshots", f"{every:,} steps", why)]
+
+
+def _wall_time(forecast: FailureForecast) -> ShareBar:
     """Wall time split as the run's own report splits it, in the same colours."""
-    shares = {
+    seconds_of = {
         "init": forecast.init_s,
         "productive": forecast.productive_s,
-        "checkpoint-blocked": forecast.checkpoint_blocked_s,
-        "lost-work": forecast.lost_work_s,
+        "checkpoint blocked": forecast.checkpoint_blocked_s,
+        "lost work": forecast.lost_work_s,
         "restart": forecast.restart_s,
     }
-    spans = "".join(
-        f'<span class="{name}" style="width:{100 * seconds / forecast.wall_s:.3f}%" '
-        f'title="{name}: {esc(format_seconds(seconds))}"></span>'
-        for name, seconds in shares.items()
-        if seconds > 0
-    )
-    keys = "".join(
-        f'<span><span class="swatch {name}"></span>{name.replace("-", " ")} '
-        f"{esc(format_seconds(seconds))}</span>"
-        for name, seconds in shares.items()
-    )
-    wall = esc(format_seconds(forecast.wall_s))
-    return (
-        f'<div class="muted">wall time: {wall}</div><div class="bar">{spans}</div>'
-        f'<div class="keys">{keys}</div>'
+    return ShareBar(
+        f"wall time: {format_seconds(forecast.wall_s)}",
+        tuple(
+            BarPart(
+                name, seconds / forecast.wall_s, name.replace(" ", "-"), format_seconds(seconds)
+            )
+            for name, seconds in seconds_of.items()
+        ),
+        has_keys=True,
     )
 
 
-def _price(plan: Plan) -> str:
+def _price(plan: Plan) -> PageSection:
     per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
     mark = mark_of(plan)
     rows = [
-        _row("an hour", _usd(per_hour), plan.price.source),
-        _row("the run", _usd(plan.usd) + mark, _run_words(plan)),
-        _row(f"a million {plan.units}", _usd(per_million) + mark, "without failures"),
+        ("an hour", _usd(per_hour), plan.price.source),
+        ("the run", _usd(plan.usd) + mark, _run_words(plan)),
+        (f"a million {plan.units}", _usd(per_million) + mark, "without failures"),
     ]
     if per_hour is None:
         rows = rows[:1]
-    body = f'<div class="card">{render_table(["", "#price", ""], rows, is_folding=True)}</div>'
-    return render_section("price", "Price", body)
+    return PageSection("price", "Price", [Table(["", "#price", ""], rows, is_folding=True)])
 
 
 def _run_words(plan: Plan) -> str:
@@ -511,110 +578,47 @@ def _usd(usd: float | None) -> str:
     return ABSENT if usd is None else format_usd(usd)
 
 
-def _quotes(quotes: ClusterQuotes | None, *, has_chart: bool) -> str:
-    if quotes is None:
-        return ""
-    rows = [_quote_row(offer, quotes.selected) for offer in quotes.quotes]
-    heads = ["cluster", "#time", "#price", "#an hour", "#failures", "devices", "layout"]
-    note = (
-        f"{quotes.considered} clusters can train it. No other is both cheaper and faster than one "
-        f"of these {len(quotes.quotes)}."
-    )
-    picked = "None meets the deadline or the budget that was given."
-    if quotes.selected is not None:
-        usd, wall = format_usd(quotes.selected.usd), format_seconds(quotes.selected.wall_s)
-        mark = quotes.selected.mark
-        picked = f"Picked: {quotes.selected.name}, {wall}{mark}, {usd}{mark}."
-    rates = dict.fromkeys(offer.unmeasured for offer in quotes.quotes if offer.unmeasured)
-    unmeasured = "".join(f'<p class="note">{esc(unmeasured_words(why))}</p>' for why in rates)
-    passed = render_table(["instance", ""], [_row(*pair) for pair in quotes.passed_over])
-    more = (
-        f"<details><summary>Instance types in no offer: {len(quotes.passed_over)}</summary>"
-        f"<div>{passed}</div></details>"
-        if quotes.passed_over
-        else ""
-    )
-    body = (
-        f'<p class="note">{esc(note)} <b>{esc(picked)}</b></p>'
-        f"{_quotes_chart(quotes) if has_chart else ''}"
-        f'<div class="card" style="margin:12px 0">{render_table(heads, rows)}{unmeasured}</div>'
-        f"{more}"
-    )
-    return render_section("offers", "What can be rented", body)
+def _length(plan: Plan) -> str:
+    if plan.steps is None or plan.tokens is None:
+        return "length known once the data is prepared"
+    return f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
 
 
-def _quotes_chart(quotes: ClusterQuotes) -> str:
-    from shardyard.report.plan.charts import draw_quotes
-
-    return f'<figure id="offers-picture" class="wide">{draw_quotes(quotes)}</figure>'
-
-
-def _quote_row(quote: ClusterQuote, selected: ClusterQuote | None) -> Cells:
-    mark = swatch("orange" if quote == selected else "blue")
-    name, *rest = _row(
-        quote.name,
-        f"{format_seconds(quote.wall_s)}{quote.mark}",
-        f"{format_usd(quote.usd)}{quote.mark}",
-        format_usd(quote.usd_per_hour),
-        f"{quote.failures.expected_failures:.2g}",
-        f"{quote.devices} x {quote.device}",
-        _layout_details(quote.candidate),
-    )
-    return (mark + name, *rest)
-
-
-def _rest(plan: Plan) -> str:
+def rest_section(plan: Plan, steps_reason: str) -> PageSection:
+    """Model, devices, length, work and communication."""
     flops, peak = plan.flops_per_token, plan.peak.flops_per_s
-    length = "known once the data is prepared"
-    if plan.steps is not None and plan.tokens is not None:
-        length = f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
     frozen = f", {plan.frozen_parameters:,} of them frozen" if plan.frozen_parameters else ""
+    step = f"{plan.samples_words()}, micro-batch {plan.micro_batch}, recompute {plan.recompute}"
+    work = "forward and backward"
+    if plan.unit != "image":
+        work = f"full attention; {format_flops(flops['causal'])} a token counted causally"
     rows = [
-        _row("model", f"{plan.parameters:,} parameters{frozen}", plan.model),
-        _row("devices", plan.devices_words(), layout_name(plan.layout)),
-        _row(
-            "a step",
-            f"{plan.tokens_per_step:,} {plan.units}",
-            f"{plan.samples_words()}, micro-batch {plan.micro_batch}, recompute {plan.recompute}",
-        ),
-        _row("length", length, ""),
+        ("model", f"{plan.parameters:,} parameters{frozen}", plan.model),
+        ("devices", plan.devices_words(), layout_name(plan.layout)),
+        ("a step", f"{plan.tokens_per_step:,} {plan.units}", step),
+        ("length", _length(plan), steps_reason),
         *_of_images(plan),
-        _row(
-            "work",
-            f"{format_flops(flops['full'])} for each of the {plan.units}",
-            "forward and backward"
-            if plan.unit == "image"
-            else f"full attention; {format_flops(flops['causal'])} a token counted causally",
+        ("work", f"{format_flops(flops['full'])} for each of the {plan.units}", work),
+        ("peak of a device", ABSENT if peak is None else f"{format_flops(peak)}/s",
+         plan.peak.source),
+        ("a checkpoint", format_bytes(plan.checkpoint_bytes), "on disk, all ranks"),
+        *(
+            (f"{term.name}, a rank and step", format_bytes(term.bytes), term.reason)
+            for term in plan.communication
         ),
-        _row(
-            "peak of a device",
-            ABSENT if peak is None else f"{format_flops(peak)}/s",
-            plan.peak.source,
-        ),
-        _row("a checkpoint", format_bytes(plan.checkpoint_bytes), "on disk, all ranks"),
-    ]
-    sent = [
-        _row(f"{term.name}, a rank and step", format_bytes(term.bytes), term.reason)
-        for term in plan.communication
-    ]
-    body = f'<div class="card">{render_table(["", "#", ""], [*rows, *sent], is_folding=True)}</div>'
-    return render_section("rest", "What is trained, and on what", body)
+    ]  # fmt: skip
+    table = Table(["", "#", ""], rows, is_folding=True)
+    return PageSection("rest", "What is trained, and on what", [table])
 
 
-def _of_images(plan: Plan) -> list[Cells]:
+def _of_images(plan: Plan) -> list[tuple[str, str, str]]:
     rows = []
     if plan.unit == "image" and plan.epoch_s is not None:
-        rows.append(
-            _row("an epoch", format_seconds(plan.epoch_s), f"{plan.epoch_samples:,} images")
-        )
+        rows.append(("an epoch", format_seconds(plan.epoch_s), f"{plan.epoch_samples:,} images"))
     if plan.decoding is not None:
         found = plan.decoding
         words = f"{format_count(found.decoded_per_s)} images/s"
         wait = "the devices wait" if found.is_bound else "the devices never wait"
         needed = f"{found.needed:,} cores a node keep them busy; {found.reason}"
-        rows.append(_row("decoding", words, f"{wait}; {needed}"))
+        rows.append(("decoding", words, f"{wait}; {needed}"))
     return rows
-
-
-def _row(*values: object) -> Cells:
-    return tuple(esc(value) for value in values)

@@ -1,4 +1,4 @@
-"""Pictures of a study as inline SVG: efficiency, throughput, epoch time, memory, and the step.
+"""Pictures of a study as inline SVG: efficiency, throughput, epoch time, memory, cost, the step.
 
 A line joins neighbouring sizes that were measured or published and that scale. None goes
 through a size that failed, that changed its settings, or that was not measured. Predicted
@@ -46,6 +46,7 @@ def panels(series: ScalingSeries, prefix: str) -> dict[str, str]:
         "throughput": (("per_accelerator",), _paint_rate),
         "epoch": (("epoch_s",), _paint_epoch),
         "memory": (("memory_bytes", "predicted_memory_bytes"), _paint_memory),
+        "cost": (("usd_per_epoch",), _paint_cost),
         "step": (("terms", "predicted_terms"), _paint_step),
     }
     drawn = {}
@@ -115,7 +116,8 @@ def _paint_epoch(axes: Axes, rows: Sequence[Values]) -> None:
 
 
 def _paint_memory(axes: Axes, rows: Sequence[Values]) -> None:
-    most = max(row["memory_bytes"] or 0 for row in rows)
+    keys = ("memory_bytes", "predicted_memory_bytes")
+    most = max(row[key] or 0 for row in rows for key in keys)
     unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
     _join(axes, rows, "memory_bytes", scale=1 / size)
     known = [row for row in rows if row["predicted_memory_bytes"]]
@@ -125,9 +127,25 @@ def _paint_memory(axes: Axes, rows: Sequence[Values]) -> None:
             [row["predicted_memory_bytes"] / size for row in known],
             "_", color=ORANGE, markersize=12, label="predicted",
         )  # fmt: skip
-    most = max(row[key] or 0 for row in rows for key in ("memory_bytes", "predicted_memory_bytes"))
-    axes.set_ylim(0, (1 + _AIR) * most / size or None)
+    base, key = next((row, key) for row in rows for key in keys if row[key])
+    whole = base[key] * base["accelerators"] / size
+    _ideal(axes, rows, lambda count: whole / count, label="ideal: split evenly")
+    _both_logarithmic(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     _finish(axes, rows, f"Memory of a device, {unit}")
+
+
+def _paint_cost(axes: Axes, rows: Sequence[Values]) -> None:
+    _join(axes, rows, "usd_per_epoch")
+    for row in (row for row in rows if row["origin"] not in _KNOWN and row["usd_per_epoch"]):
+        ends = row["rate_low_share"] or 1.0, row["rate_high_share"] or 1.0
+        color = ORANGE if row["origin"] == "predicted" else GREY
+        _bar(axes, row["accelerators"], *(row["usd_per_epoch"] / end for end in ends), color=color)
+    usd = next(row["usd_per_epoch"] for row in rows if row["usd_per_epoch"])
+    _ideal(axes, rows, lambda _: usd)  # twice the devices for half the time cost the same
+    _both_logarithmic(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"${value:,.4g}"))
+    _finish(axes, rows, "Price of an epoch")
 
 
 def _paint_step(axes: Axes, rows: Sequence[Values]) -> None:
@@ -217,13 +235,17 @@ def _bar(
     )  # fmt: skip
 
 
-def _ideal(axes: Axes, rows: Sequence[Values], value: Callable[[float], float]) -> None:
+def _ideal(
+    axes: Axes,
+    rows: Sequence[Values],
+    value: Callable[[float], float],
+    *,
+    label: str = "ideal",
+) -> None:
     """A dotted line, which is straight as both axes are logarithmic."""
     sizes = sorted({row["accelerators"] for row in rows})
     ends = [sizes[0], sizes[-1]]
-    axes.plot(
-        ends, [value(size) for size in ends], color=MUTED, linestyle=(0, (1, 2)), label="ideal"
-    )
+    axes.plot(ends, [value(size) for size in ends], color=MUTED, linestyle=(0, (1, 2)), label=label)
 
 
 def _both_logarithmic(axes: Axes) -> None:

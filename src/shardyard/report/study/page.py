@@ -1,23 +1,32 @@
-"""The page of a study: one file that opens from disk, in the style of the other pages."""
+"""The page and the Markdown of a study, from one value, and the folder that holds them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shardyard import __version__
 from shardyard.io.files import write_json, write_text
 from shardyard.log import warn
 from shardyard.planner.throughput import UNMEASURED
-from shardyard.report.html import (
-    charts_unavailable_reason,
-    esc,
-    render_page,
-    render_section,
-    render_table,
-    render_tiles,
+from shardyard.report.document import (
+    Block,
+    Chart,
+    Details,
+    Document,
+    PageSection,
+    Panels,
+    Paragraph,
+    Table,
+    Text,
+    Tiles,
+    only_in,
 )
+from shardyard.report.html import charts_unavailable_reason, render_html
+from shardyard.report.markdown import render_markdown
 from shardyard.report.study.rows import ScalingSeries
-from shardyard.report.study.scaling import series_notes
+from shardyard.report.study.scaling import series_notes, series_words
 from shardyard.report.study.table import (
+    SPEED,
+    Column,
     columns_of,
     method_notes,
     percent_of,
@@ -25,13 +34,14 @@ from shardyard.report.study.table import (
     term_rows,
     to_csv,
     to_json,
-    to_markdown,
 )
 from shardyard.report.study.values import Values, values_of
 from shardyard.units import ABSENT, format_count, format_percent, format_usd
 
 _WORDS = {"how", "settings changed", "as printed"}
 """Heads of columns that hold words."""
+
+PAGE, MARKDOWN, CSV, JSON = "study.html", "table.md", "table.csv", "table.json"
 
 
 def render(
@@ -49,53 +59,92 @@ def render(
         no_charts_reason: Why there are none; empty where there are.
         notes: What the study itself has to say: what it cost, what is still open.
     """
-    head = (
-        f'<header><div class="eyebrow">Shardyard scaling study</div><h1>{esc(name)}</h1>'
-        + "".join(f'<p class="lead">{esc(note)}</p>' for note in notes)
-        + "</header>"
-    )
-    if no_charts_reason:
-        head += f'<p class="note">{esc(no_charts_reason)}</p>'
-    body = head + "".join(
-        _series(each, number, charts.get(each.name, {})) for number, each in enumerate(series)
-    )
-    how = "".join(f'<p class="note">{esc(text)}</p>' for text in method_notes(series))
-    body += render_section("how", "How to read it", how)
-    return render_page(
-        f"Study of {name}", body, footer=f"Made by shardyard {esc(__version__)}, from table.json."
+    return render_html(
+        _document(name, series, charts, no_charts_reason=no_charts_reason, notes=notes)
     )
 
 
-def _series(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> str:
+def to_markdown(name: str, series: Sequence[ScalingSeries], notes: Sequence[str] = ()) -> str:
+    """Return tables and the remarks on them; curves are on the page."""
+    return render_markdown(_document(name, series, {}, no_charts_reason="", notes=notes))
+
+
+def _document(
+    name: str,
+    series: Sequence[ScalingSeries],
+    charts: Mapping[str, Mapping[str, str]],
+    *,
+    no_charts_reason: str,
+    notes: Sequence[str],
+) -> Document:
+    how = [Paragraph(text) for text in method_notes(series)]
+    reason = Paragraph(no_charts_reason, kind="note", only=("page",))
+    files = (
+        "Curves: ", Text(PAGE, kind="file"), ". Numbers: ", Text(CSV, kind="file"), ", ",
+        Text(JSON, kind="file"),
+    )  # fmt: skip
+    return Document(
+        title=f"Study of {name}",
+        kind="Shardyard scaling study",
+        heading=name,
+        head=[
+            *(Paragraph(note, "lead") for note in notes),
+            *([reason] if no_charts_reason else []),
+        ],
+        body=[
+            *(
+                _series(each, number, charts.get(each.name, {}))
+                for number, each in enumerate(series)
+            ),
+            PageSection("how", "How to read it", how, only=("page",)),
+            *only_in("markdown", *how, Paragraph(files)),
+        ],
+        footer=(f"Made by shardyard {__version__}, from {JSON}.",),
+    )
+
+
+def _series(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> PageSection:
+    return PageSection(f"series-{number}", series.name, [*_blocks(series, number, panels)])
+
+
+def _blocks(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> Iterator[Block]:
     rows = values_of(series)
     columns = columns_of(rows)
+    yield Paragraph(f"{series.kind}.", kind="note", only=("page",))
+    yield from _tiles(rows)
+    yield from only_in("markdown", _table(rows, columns))
+    size = [column for column in columns if column[1] in ("nodes", "accelerators", "origin")]
+    speed = [column for column in columns if column[1] in SPEED]
+    rest = [column for column in columns if column not in size and column not in speed]
+    yield from only_in("page", _table(rows, [*size, *speed]), _table(rows, [*size, *rest]))
+    if panels:
+        figures = [Chart(f"{name}-{number}", svg) for name, svg in panels.items()]
+        yield Panels(figures)
+    if words := series_words(series):
+        yield Paragraph(words, only=("page",))
+    if terms := term_rows(rows):
+        table = Table(["step", *(f"#{head}" for head in term_heads(rows))], terms)
+        yield Details("Seconds of a step, by term", [table], only=("page",))
+        yield from only_in("markdown", Paragraph("Seconds of a step:"), table)
+    yield from only_in("markdown", *(Paragraph(text, "item") for text in series_notes(series)))
+    if series.source:
+        yield Paragraph(f"Source: {series.source}", kind="note")
+
+
+def _table(rows: Sequence[Values], columns: Sequence[Column]) -> Table:
     heads = [head if head in _WORDS else f"#{head}" for head, _, _ in columns]
-    cells = [[_cell(row, text(row)) for _, _, text in columns] for row in rows]
-    figures = "".join(
-        f'<figure id="{esc(name)}-{number}">{svg}</figure>' for name, svg in panels.items()
-    )
-    parts = [
-        f'<p class="note">{esc(series.kind)}.</p>',
-        _tiles(rows),
-        f'<div class="card">{render_table(heads, cells)}</div>',
-        f'<div class="panels" style="margin-top:12px">{figures}</div>' if figures else "",
-        _notes(series),
-        _terms(rows),
-        f'<p class="note">Source: {esc(series.source)}</p>' if series.source else "",
-    ]
-    return render_section(f"series-{number}", esc(series.name), "".join(parts))
+    return Table(heads, [[_cell(row, text(row)) for _, _, text in columns] for row in rows])
 
 
 def _cell(row: Values, text: str) -> str:
-    kind = ' class="bad"' if row["origin"] == "failed" and text == "failed" else ""
-    return f"<span{kind}>{esc(text)}</span>" if kind else esc(text)
+    return Text(text, kind="bad") if row["origin"] == text == "failed" else text
 
 
-def _tiles(rows: Sequence[Values]) -> str:
+def _tiles(rows: Sequence[Values]) -> Iterator[Tiles]:
     """The largest size that is known, in ten seconds."""
     shown = [row for row in rows if row["per_accelerator"] is not None]
     if not shown:
-        return ""
+        return
     row = next((each for each in reversed(shown) if each["efficiency"] is not None), shown[-1])
     rate, unit = (row["tokens_per_s"], "tokens") if row["tokens_per_s"] else (
         row["samples_per_s"], "samples"
@@ -115,36 +164,14 @@ def _tiles(rows: Sequence[Values]) -> str:
     if row["usd_per_epoch"] is not None:
         hour = f"at {format_usd(row['usd_per_hour'])} an hour"
         tiles.append(("price of an epoch", f"{format_usd(row['usd_per_epoch'])}{mark}", hour))
-    return render_tiles(tiles, style="margin-bottom:12px")
+    yield Tiles(tiles, only=("page",))
 
 
 def _share(value: float | None) -> str:
     return ABSENT if value is None else format_percent(value)
 
 
-def _notes(series: ScalingSeries) -> str:
-    said = series_notes(series)[1:]  # the first is its kind, which stands above
-    if not said:
-        return ""
-    items = "".join(f"<p>{esc(text)}</p>" for text in said)
-    return f'<div class="card" style="margin-top:12px">{items}</div>'
-
-
-def _terms(rows: Sequence[Values]) -> str:
-    lines = term_rows(rows)
-    if not lines:
-        return ""
-    heads = ["step", *(f"#{head}" for head in term_heads(rows))]
-    table = render_table(heads, [[esc(cell) for cell in line] for line in lines])
-    return (
-        '<details style="margin-top:12px"><summary>Seconds of a step, by term</summary>'
-        f"<div>{table}</div></details>"
-    )
-
-
 # From rows to the folder of a study: table.md, table.csv, table.json and study.html.
-
-PAGE, MARKDOWN, CSV, JSON = "study.html", "table.md", "table.csv", "table.json"
 
 
 def write_study(

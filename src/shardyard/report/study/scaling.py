@@ -6,7 +6,7 @@ extrapolated between two laws, and at most to ``FARTHEST`` times the largest mea
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardyard.report.study.rows import Figure, Forecast, ScalingSeries, SeriesRow, changes
@@ -178,47 +178,98 @@ def _extrapolated(row: SeriesRow, all_points: Sequence[Point]) -> Figure | None:
 
 def series_notes(series: ScalingSeries) -> list[str]:
     """Return the remarks next to a series' table: failures, changes, open terms."""
+    return [text for _, text in _notes(series)]
+
+
+def series_words(series: ScalingSeries) -> str:
+    """Return the same remarks as one paragraph, with what is alike for all sizes only once."""
+    said = [text for is_open, text in _notes(series) if not is_open][1:]  # without the kind
+    found = [point for point in points(series) if _is_open(point)]
+    first = next((point for point in points(series) if point.is_first), None)
+    if not found or first is None:
+        return " ".join(said)
+    bands = "; ".join(f"{_where(point.row)} {_band(point)}" for point in found)
+    said.append(f"Predicted efficiency, and what its open terms leave: {bands}.")
+    lacks = _lacks(found[-1], first.row)
+    if lacks:
+        at = _where(found[-1].row)
+        said.append(f"What a plan cannot know, each by itself at its worst, on {at}: {lacks}.")
+    return " ".join([*said, _NO_DATA_WAIT])
+
+
+def _notes(series: ScalingSeries) -> Iterator[tuple[bool, str]]:
+    """Yield each remark, with whether it is about open terms of a forecast."""
     found = points(series)
-    said = [f"{series.name}: {series.kind}."]
+    yield False, f"{series.name}: {series.kind}."
     first = next((point for point in found if point.is_first), None)
     if first is not None and first.row.forecast is None and any(p.row.forecast for p in found):
-        said.append(
-            f"No efficiency is predicted: {first.row.accelerators} accelerators, which the others "
-            "are held against, have no plan. Ask for that size too."
+        yield (
+            False,
+            (
+                f"No efficiency is predicted: {first.row.accelerators} accelerators, which the "
+                "others are held against, have no plan. Ask for that size too."
+            ),
         )
     for point in found:
-        row = point.row
-        where = f"{row.nodes} node{'' if row.nodes == 1 else 's'}"
+        row, where = point.row, _where(point.row)
         if row.origin == "failed":
-            said.append(f"{where} failed: {row.note} No line is drawn through it.")
+            yield False, f"{where} failed: {row.note} No line is drawn through it."
         elif row.origin == "not run" and row.note:
-            said.append(f"{where} was not run: {row.note}")
+            yield False, f"{where} was not run: {row.note}"
         if row.tight and row.origin == "predicted":
-            said.append(f"{where}: memory is tight: {row.tight}.")
+            yield False, f"{where}: memory is tight: {row.tight}."
         if point.changed:
-            said.append(
-                f"{where}: {', '.join(point.changed)}. Its rate against the first size is shown, "
-                "and is not called scaling."
+            yield (
+                False,
+                (
+                    f"{where}: {', '.join(point.changed)}. Its rate against the first size is "
+                    "shown, and is not called scaling."
+                ),
             )
-        if first is not None and not point.is_first:
-            said += _open_words(point, first.row, where)
-    return said
+        if first is not None and not point.is_first and _is_open(point):
+            yield True, _open_words(point, first.row, where)
 
 
-def _open_words(point: Point, first: SeriesRow, where: str) -> list[str]:
-    """Describe the missing term and the band that it leaves."""
+def _where(row: SeriesRow) -> str:
+    return f"{row.nodes} node{'' if row.nodes == 1 else 's'}"
+
+
+def _is_open(point: Point) -> bool:
+    """Whether a forecast has a wide band, or is far off."""
     figure, error = point.predicted, point.error
-    if figure is None or figure.low is None or figure.high is None:
-        return []
+    if point.is_first or figure is None or figure.low is None or figure.high is None:
+        return False
     is_wide = max(figure.high - figure.value, figure.value - figure.low) > BAR
-    is_off = error is not None and abs(error) > BAR
-    if not (is_wide or is_off):
-        return []
-    band = f"{_percent(figure.low)} to {_percent(figure.high)}"
-    lacks = "; ".join(
+    return is_wide or (error is not None and abs(error) > BAR)
+
+
+def _band(point: Point) -> str:
+    """The forecast with its band, and what was measured."""
+    figure, error = point.predicted, point.error
+    assert figure is not None and figure.low is not None and figure.high is not None
+    text = f"{_percent(figure.value)} ({_percent(figure.low)} to {_percent(figure.high)})"
+    if error is None or point.efficiency is None:
+        return text
+    outside = "" if figure.low <= point.efficiency.value <= figure.high else ", outside of the band"
+    return f"{text}, measured {_percent(point.efficiency.value)}{outside}"
+
+
+def _lacks(point: Point, first: SeriesRow) -> str:
+    return "; ".join(
         f"{name} ({assumed}): {100 * share:.1f} points"
         for name, assumed, share in open_points(point.row, first)
     )
+
+
+_NO_DATA_WAIT = "The wait for data is not planned for text."
+
+
+def _open_words(point: Point, first: SeriesRow, where: str) -> str:
+    """Describe the missing term and the band that it leaves."""
+    figure, error = point.predicted, point.error
+    assert figure is not None and figure.low is not None and figure.high is not None
+    band = f"{_percent(figure.low)} to {_percent(figure.high)}"
+    lacks = _lacks(point, first)
     text = f"{where}: predicted {_percent(figure.value)}, and what is open leaves {band}"
     if error is not None and point.efficiency is not None:
         inside = figure.low <= point.efficiency.value <= figure.high
@@ -227,7 +278,7 @@ def _open_words(point: Point, first: SeriesRow, where: str) -> list[str]:
             f"{'' if inside else ' and outside of the band'}"
         )
     why = f"What a plan cannot know, each by itself at its worst: {lacks}. " if lacks else ""
-    return [f"{text}. {why}The wait for data is not planned for text."]
+    return f"{text}. {why}{_NO_DATA_WAIT}"
 
 
 def _percent(share: float) -> str:

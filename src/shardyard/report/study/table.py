@@ -1,14 +1,12 @@
-"""The table of a study: for people as Markdown, for programs as CSV and JSON."""
+"""The table of a study: its columns for people, and CSV and JSON for programs."""
 
 import csv
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardyard.io.sanitize import sanitize
 from shardyard.planner.format import unmeasured_words
 from shardyard.planner.throughput import UNMEASURED
-from shardyard.report.html import escape_markdown, render_markdown_table
 from shardyard.report.study.measured import WARM_UP_WORDS
 from shardyard.report.study.rows import CONFIDENCE_WORDS, ScalingSeries
 from shardyard.report.study.scaling import series_notes
@@ -104,6 +102,10 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 """All columns, in order; one that no row has anything in is left out."""
 
+SPEED = ("samples_per_s", "tokens_per_s", "per_accelerator", "efficiency", "predicted_efficiency",
+         "efficiency_error", "rate_error", "printed")  # fmt: skip
+"""Columns of the first of a page's two tables: one with all columns is wider than a page."""
+
 _ALWAYS = {"nodes", "accelerators", "origin", "changed", "efficiency"}
 
 
@@ -183,34 +185,6 @@ def _cell_text(value: Any) -> Any:
     if isinstance(value, list):
         return "; ".join(value)
     return "" if value is None else value
-
-
-def to_markdown(name: str, series: Sequence[ScalingSeries], notes: Sequence[str] = ()) -> str:
-    """Return tables and the remarks on them; curves are on the page."""
-    blocks = [f"# {escape_markdown(name)}", *(escape_markdown(note) for note in notes)]
-    for each in series:
-        blocks += _series_blocks(each)
-    blocks += [escape_markdown(text) for text in method_notes(series)]
-    blocks.append(
-        "Curves: [study.html](study.html). Numbers: [table.csv](table.csv), "
-        "[table.json](table.json)"
-    )
-    return sanitize("\n\n".join(blocks) + "\n")
-
-
-def _series_blocks(series: ScalingSeries) -> list[str]:
-    rows = values_of(series)
-    columns = columns_of(rows)
-    heads = [head for head, _, _ in columns]
-    cells = [[text(row) for _, _, text in columns] for row in rows]
-    blocks = [f"## {escape_markdown(series.name)}", render_markdown_table(heads, cells)]
-    terms = term_rows(rows)
-    if terms:
-        blocks += ["Seconds of a step:", render_markdown_table(["step", *term_heads(rows)], terms)]
-    blocks.append("\n".join(f"- {escape_markdown(text)}" for text in series_notes(series)))
-    if series.source:
-        blocks.append(escape_markdown(f"Source: {series.source}"))
-    return blocks
 
 
 def _with_terms(rows: Sequence[Values]) -> list[Values]:

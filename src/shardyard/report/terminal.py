@@ -1,0 +1,53 @@
+"""Documents in the terminal: words, tables and commands, without charts."""
+
+import shutil
+import sys
+from collections.abc import Iterable
+from textwrap import fill
+
+from shardyard.io.terminal import echo, print_table
+from shardyard.report.document import (
+    Block,
+    Callout,
+    CopyCommand,
+    PageSection,
+    Paragraph,
+    Table,
+    shown,
+)
+
+
+def show(blocks: Iterable[Block], *, title: str = "") -> None:
+    """Print blocks; a section begins with an empty line, and so does a table after words.
+
+    Args:
+        title: Head of the first column of a table that comes first, where it has none of its own.
+    """
+    before: Block | None = None
+    for block in shown(blocks, "terminal"):
+        is_table = isinstance(block, Table)
+        if isinstance(block, PageSection) or (before and (is_table or isinstance(block, Callout))):
+            echo()
+        match block:
+            case PageSection():
+                show(block.blocks, title=block.title)
+            case Paragraph():
+                _show_words(block.text)
+            case Callout() | CopyCommand():
+                words = block.text if isinstance(block, Callout) else block.purpose
+                if words:
+                    _show_words(words)
+                if block.command:
+                    echo(f"  {block.command}")
+            case Table():
+                heads, rows = block.for_medium("terminal")
+                names = [head.text for head in heads]
+                print_table((names[0] or (title if before is None else ""), *names[1:]), rows)
+        before = block
+
+
+def _show_words(text: str) -> None:
+    """A paragraph, folded between words where a terminal would break them."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False)
+    echo(text)
