@@ -9,18 +9,14 @@ import click
 from shardyard.cli.completion import by, runs
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.io.path_option import LocalPath
-from shardyard.io.terminal import echo, echo_err, print_table
-from shardyard.report.compare.comparison import RunComparison
+from shardyard.io.terminal import echo, echo_err
 from shardyard.report.compare.page import (
-    environment_table,
     excluded_steps_text,
-    runs_table,
-    settings_table,
-    speeds_table,
-    targets_table,
+    terminal_blocks,
     write_comparison,
 )
 from shardyard.report.compare.targets import parse_target
+from shardyard.report.terminal import show
 from shardyard.rundir.layout import find_run
 
 PAGE = "compare.html"
@@ -70,7 +66,10 @@ def command(
     if as_json:
         echo(json.dumps({**comparison.to_json(), "page": str(path)}, indent=1))
         return
-    _show(comparison)
+    first, *rest = terminal_blocks(comparison)
+    show(first.blocks, title=first.title)
+    show(rest)
+    echo_err(excluded_steps_text(comparison))
     echo_err("the page with the curves:")
     echo(path)
 
@@ -80,16 +79,3 @@ def _names(word: str, param: click.Parameter, context: click.Context) -> list[st
     is_path = os.path.exists(word)  # noqa: PTH110 (many names are longer than a path may be)
     names = [word] if is_path else word.split(",")
     return [LocalPath().convert(name, param, context) for name in names]
-
-
-def _show(comparison: RunComparison) -> None:
-    for title, (heads, rows) in (
-        ("runs", runs_table(comparison)),
-        ("speed, against the first", speeds_table(comparison)),
-        ("time and cost to a target", targets_table(comparison)),
-        ("settings that differ", settings_table(comparison)),
-        ("around them", environment_table(comparison)),
-    ):
-        if rows:
-            print_table([head.removeprefix("#") for head in heads], rows, title=title)
-    echo_err(excluded_steps_text(comparison))

@@ -11,12 +11,11 @@ from shardyard.cli.completion import by, faults
 from shardyard.cli.options import json_option, recipe_argument
 from shardyard.drill.case import DrillWorkspace
 from shardyard.drill.faults import FAULTS
-from shardyard.drill.page import render_drill
+from shardyard.drill.page import faults_table, render_drill
 from shardyard.drill.recipe import LEAST_STEPS, read_drill_recipe
 from shardyard.drill.run import (
     Drill,
     FaultSelection,
-    FaultSummary,
     default_folder,
     run_drill,
     select_faults,
@@ -25,6 +24,7 @@ from shardyard.drill.sandbox import enter_namespaces
 from shardyard.io.files import write_json, write_text
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import echo, echo_err, print_table
+from shardyard.report.terminal import show
 
 
 def _reject_kill_loop(_ctx: click.Context, option: click.Parameter, given: str | None) -> None:
@@ -123,9 +123,7 @@ def _list(selection: FaultSelection, *, as_json: bool) -> None:
 
 
 def _show(drill: Drill) -> None:
-    columns = ("fault", "noticed", "after", "cause right", "steps lost", "next step", "bits",
-               "left over")  # fmt: skip
-    print_table(columns, [_row(row) for row in drill.rows])
+    show([faults_table(drill)])
     for case in drill.cases:
         if not case.result.is_good:
             echo_err(
@@ -137,22 +135,3 @@ def _show(drill: Drill) -> None:
     echo()
     echo(f"page: {drill.page_file}")
     echo(f"raw result: {drill.result_file}")
-
-
-def _row(row: FaultSummary) -> tuple[str, ...]:
-    total, is_due = len(row.cases), FAULTS[row.fault].named is not None
-    left = sorted({case.result.left for case in row.cases} - {""})
-    return (
-        row.fault,
-        f"{row.count('is_noticed')} of {total}" if is_due else "-",
-        _seconds(row.median("noticed_s")) if is_due else "-",
-        f"{row.count('is_cause_right')} of {total}" if is_due else "-",
-        f"{row.median('steps_lost'):g}",
-        _seconds(row.median("next_step_s")),
-        row.bits,
-        "; ".join(left) or "nothing",
-    )
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3g} s"

@@ -21,7 +21,7 @@ def show(blocks: Iterable[Block], *, title: str = "") -> None:
     """Print blocks; a section begins with an empty line, and so does a table after words.
 
     Args:
-        title: Head of the first column of a table that comes first, where it has none of its own.
+        title: Head of the first column of a table that comes first, above it where it has one.
     """
     before: Block | None = None
     for block in shown(blocks, "terminal"):
@@ -42,7 +42,9 @@ def show(blocks: Iterable[Block], *, title: str = "") -> None:
             case Table():
                 heads, rows = block.for_medium("terminal")
                 names = [head.text for head in heads]
-                print_table((names[0] or (title if before is None else ""), *names[1:]), rows)
+                named = title if before is None else ""
+                above = named if names[0] else ""
+                print_table((names[0] or named, *names[1:]), rows, title=above)
         before = block
 
 

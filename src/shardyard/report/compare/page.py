@@ -4,7 +4,7 @@ The axis is chosen, and runs are hidden, by inputs that the style sheet reads.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shardyard.errors import RequestError
@@ -12,6 +12,7 @@ from shardyard.io.files import write_text
 from shardyard.log import warn
 from shardyard.report.compare.comparison import ComparedRun, RunComparison, compare
 from shardyard.report.compare.curves import AXES
+from shardyard.report.compare.differences import Difference
 from shardyard.report.compare.line_styles import line_style_of
 from shardyard.report.compare.statistics import (
     BETWEEN_RUNS,
@@ -20,13 +21,18 @@ from shardyard.report.compare.statistics import (
     SpeedComparison,
 )
 from shardyard.report.compare.targets import Target
-from shardyard.report.html import (
-    charts_unavailable_reason,
-    esc,
-    render_page,
-    render_section,
-    render_table,
+from shardyard.report.document import (
+    Block,
+    Chart,
+    Choice,
+    Document,
+    PageSection,
+    Paragraph,
+    Table,
+    Text,
+    code,
 )
+from shardyard.report.html import charts_unavailable_reason, render_html
 from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
 from shardyard.units import (
@@ -40,9 +46,6 @@ from shardyard.units import (
 
 # The tables of a comparison in words: the same cells in the terminal and on the page.
 
-Table = tuple[list[str], list[list[str]]]
-"""Heads, a # before those of numbers, and rows."""
-
 
 def runs_table(comparison: RunComparison) -> Table:
     """A row a run."""
@@ -50,7 +53,7 @@ def runs_table(comparison: RunComparison) -> Table:
         "run", "state", "#steps", "#loss", "#held-out loss", "#a second", "#peak memory",
         "#wall time", "#cost",
     ]  # fmt: skip
-    return heads, [_run_row(run) for run in comparison.runs]
+    return Table(heads, [_run_row(run) for run in comparison.runs])
 
 
 def _run_row(run: ComparedRun) -> list[str]:
@@ -81,10 +84,15 @@ def speeds_table(comparison: RunComparison) -> Table:
         "why",
     ]
     rows = [
-        [side.name, speed.verdict, *_numbers(speed), _reason(speed)]
+        [
+            side.name,
+            Text(speed.verdict, kind=f"badge {_VERDICTS[speed.verdict]}"),
+            *_numbers(speed),
+            _reason(speed),
+        ]
         for side, speed in zip(comparison.sides[1:], comparison.speeds, strict=True)
     ]
-    return heads, rows
+    return Table(heads, rows)
 
 
 def _numbers(speed: SpeedComparison) -> list[str]:
@@ -134,7 +142,7 @@ def targets_table(comparison: RunComparison) -> Table:
                 each.why_not,
             ]
         )
-    return heads, rows
+    return Table(heads, rows)
 
 
 def _count(number: float | None) -> str:
@@ -143,17 +151,17 @@ def _count(number: float | None) -> str:
 
 def settings_table(comparison: RunComparison) -> Table:
     """A row a setting that differs."""
-    return ["setting", *_columns(comparison)], [[e.name, *e.values] for e in comparison.settings]
+    return _differences("setting", comparison, comparison.settings)
 
 
 def environment_table(comparison: RunComparison) -> Table:
     """A row a fact that differs."""
-    rows = [[each.name, *each.values] for each in comparison.environment]
-    return ["around them", *_columns(comparison)], rows
+    return _differences("around them", comparison, comparison.environment)
 
 
-def _columns(comparison: RunComparison) -> list[str]:
-    return [run.id for run in comparison.runs]
+def _differences(head: str, comparison: RunComparison, found: Sequence[Difference]) -> Table:
+    rows = [[code(text) for text in (each.name, *each.values)] for each in found]
+    return Table([head, *(run.id for run in comparison.runs)], rows)
 
 
 Charts = dict[str, dict[str, str]]
@@ -170,48 +178,44 @@ def render_comparison(comparison: RunComparison, charts: Charts, *, no_charts_re
         no_charts_reason: Why there are none.
     """
     why = no_charts_reason or "No run has finished a step."
-    parts = [
-        _header(comparison),
-        _section("runs", "Runs", runs_table(comparison)),
-        _speed(comparison),
-        _targets(comparison),
-        _curves(comparison, charts, why),
-        _settings(comparison),
-    ]
+    sides, runs = len(comparison.sides), len(comparison.runs)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    footer = (
-        f"Written {written} by <code>shardyard compare</code>. Every number of a run is read from "
-        "its own folder; what else is shown changes none."
+    targets = targets_table(comparison)
+    return render_html(
+        Document(
+            title=f"{comparison.sides[0].name} and {runs - 1} more, compared",
+            kind="Comparison",
+            heading=f"{runs} runs" + (f" in {sides} sides" if sides < runs else ""),
+            head=[Paragraph(f"Speeds are held to the first: {comparison.sides[0].name}.", "lead")],
+            body=[
+                PageSection("runs", "Runs", [runs_table(comparison)]),
+                PageSection("speed", "Speed", [*_speed(comparison)]),
+                PageSection("targets", "Time and cost to a target", _targets(targets)),
+                PageSection("curves", "Curves", [*_curves(comparison, charts, why)]),
+                PageSection("settings", "What differs", [*_settings(comparison)]),
+            ],
+            footer=(
+                f"Written {written} by ", code("shardyard compare"), ". Every number of a run is "
+                "read from its own folder; what else is shown changes none.",
+            ),
+        )
+    )  # fmt: skip
+
+
+def terminal_blocks(comparison: RunComparison) -> list[PageSection]:
+    """The tables that the verb prints."""
+    tables = (
+        ("runs", runs_table(comparison)),
+        ("speed, against the first", speeds_table(comparison)),
+        ("time and cost to a target", targets_table(comparison)),
+        ("settings that differ", settings_table(comparison)),
+        ("around them", environment_table(comparison)),
     )
-    title = f"{comparison.sides[0].name} and {len(comparison.runs) - 1} more, compared"
-    return render_page(title, "\n".join(parts), footer=footer, css=_css(comparison, charts))
+    return [PageSection(title, title, [table]) for title, table in tables if table.rows]
 
 
-def _header(comparison: RunComparison) -> str:
-    sides = len(comparison.sides)
-    count = f"{len(comparison.runs)} runs" + (
-        f" in {sides} sides" if sides < len(comparison.runs) else ""
-    )
-    return f"""<header>
-<p class="eyebrow">Comparison</p>
-<h1>{esc(count)}</h1>
-<p class="lead">Speeds are held to the first: {esc(comparison.sides[0].name)}.</p>
-</header>"""
-
-
-def _section(name: str, title: str, table: Table, *, after: str = "") -> str:
-    heads, rows = table
-    cells = [[esc(cell) for cell in row] for row in rows]
-    body = f'<div class="card">{render_table(heads, cells)}{after}</div>'
-    return render_section(name, title, body)
-
-
-def _speed(comparison: RunComparison) -> str:
-    heads, rows = speeds_table(comparison)
-    cells = [
-        [esc(row[0]), _badge(speed), *(esc(cell) for cell in row[2:])]
-        for row, speed in zip(rows, comparison.speeds, strict=True)
-    ]
+def _speed(comparison: RunComparison) -> Iterator[Block]:
+    yield speeds_table(comparison)
     note = (
         "Step time against the first for the same work: 1.05 is 5 % slower. The interval holds "
         f"the ratio {CONFIDENCE:.0%} of the time, each comparison by itself; neighbouring steps "
@@ -220,95 +224,47 @@ def _speed(comparison: RunComparison) -> str:
         f"recipe are taken to differ by {BETWEEN_RUNS:.0%} until three of each, in turn, show by "
         "how much. “all steps” is the ratio of plain means, the slowest steps in full."
     )
-    left = f'<p class="note">{esc(excluded_steps_text(comparison))}</p>'
-    body = (
-        f'<div class="card">{render_table([*heads[:-1], ""], cells)}'
-        f'<p class="note">{esc(note)}</p>{left}</div>'
-    )
-    return render_section("speed", "Speed", body)
+    yield Paragraph(note, "note")
+    yield Paragraph(excluded_steps_text(comparison), "note")
 
 
-def _badge(speed: SpeedComparison) -> str:
-    return f'<span class="badge {_VERDICTS[speed.verdict]}">{esc(speed.verdict)}</span>'
-
-
-def _targets(comparison: RunComparison) -> str:
-    table, title = targets_table(comparison), "Time and cost to a target"
-    if not table[1]:
-        text = (
-            "No run has a target (run.target). Name one for all: "
-            "<code>shardyard compare --target loss=2.0 ...</code>"
-        )
-        return render_section("targets", title, f'<p class="muted">{text}</p>')
+def _targets(table: Table) -> list[Block]:
+    if not table.rows:
+        words = "No run has a target (run.target). Name one for all: "
+        return [Paragraph((words, code("shardyard compare --target loss=2.0 ...")), "muted")]
     note = (
-        '<p class="note">At the end of the first evaluation that reached it; between '
-        "evaluations it is unknown. Time is without waiting between attempts.</p>"
+        "At the end of the first evaluation that reached it; between evaluations it is unknown. "
+        "Time is without waiting between attempts."
     )
-    return _section("targets", title, table, after=note)
+    return [table, Paragraph(note, "note")]
 
 
-def _curves(comparison: RunComparison, charts: Charts, reason: str) -> str:
+def _curves(comparison: RunComparison, charts: Charts, reason: str) -> Iterator[Block]:
     if not charts:
-        return render_section("curves", "Curves", f'<p class="muted">{esc(reason)}</p>')
-    first = next(iter(charts))
-    choices = "".join(
-        f'<input type="radio" name="axis" id="axis-{axis}"{" checked" * (axis == first)}>'
-        f'<label for="axis-{axis}">{axis}</label>'
-        for axis in charts
-    )
-    shown = "".join(
-        f'<label class="side"><input type="checkbox" id="show-{side.number}" checked>'
-        f"{line_style_of(side.number).swatch()}{esc(side.name)}</label>"
-        for side in comparison.sides
-    )
-    panels = "".join(
-        f'<div class="panels" id="against-{axis}">'
-        + "".join(f'<figure id="{esc(name)}-{axis}">{svg}</figure>' for name, svg in drawn.items())
-        + "</div>"
+        yield Paragraph(reason, "muted")
+        return
+    options = {
+        axis: [Chart(f"{name}-{axis}", svg) for name, svg in drawn.items()]
         for axis, drawn in charts.items()
-    )
+    }
+    toggles = [(s.number, line_style_of(s.number).swatch(), s.name) for s in comparison.sides]
+    yield Choice(options, toggles)
     missing = [axis for axis in AXES if axis not in charts]
     note = "" if not missing else f" No run knows its {' or '.join(missing)}."
     text = (
         "Each step once: what was done again counts the last time. A gap is what was not measured. "
         f"Of many steps the medians of sixtieths of a run are drawn.{note}"
     )
-    body = (
-        f'<div class="choice"><span class="muted">against</span>{choices}</div>'
-        f'<div class="sides">{shown}</div>{panels}<p class="note">{esc(text)}</p>'
-    )
-    return render_section("curves", "Curves", body)
+    yield Paragraph(text, "note")
 
 
-def _settings(comparison: RunComparison) -> str:
-    heads, rows = settings_table(comparison)
+def _settings(comparison: RunComparison) -> Iterator[Block]:
+    settings, around = settings_table(comparison), environment_table(comparison)
+    yield settings if settings.rows else Paragraph("No setting differs.")
     note = "Every default and auto resolved; run.id and run.dir are each run's own."
-    after = f'<p class="note">{esc(note)}</p>'
-    if not rows:
-        after = f'<p>No setting differs.</p><p class="note">{esc(note)}</p>'
-    table = render_table(heads, [_codes(row) for row in rows]) if rows else ""
-    around = environment_table(comparison)
-    below = render_table(around[0], [_codes(row) for row in around[1]]) if around[1] else ""
-    body = f'<div class="card">{table}{after}{below}</div>'
-    return render_section("settings", "What differs", body)
-
-
-def _codes(row: Sequence[str]) -> list[str]:
-    return [f"<code>{esc(cell)}</code>" for cell in row]
-
-
-def _css(comparison: RunComparison, charts: Charts) -> str:
-    """Return the CSS that shows the pictures and curves of each choice on the page."""
-    rules = [
-        f"main:has(#axis-{axis}:not(:checked)) #against-{axis} {{ display: none; }}"
-        for axis in charts
-    ]
-    rules += [
-        f'main:has(#show-{side.number}:not(:checked)) [id*="-side-{side.number}-run-"] '
-        "{ display: none; }"
-        for side in comparison.sides
-    ]
-    return "\n".join(rules)
+    yield Paragraph(note, "note")
+    if around.rows:
+        yield around
 
 
 # From run folders to a comparison, and to its page.
