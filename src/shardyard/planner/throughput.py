@@ -59,19 +59,26 @@ class PublishedError:
 
 
 _VTRAIN, _MOSAIC, _FMS, _TITAN = "vtrain-single", "mosaic-llm-foundry", "fms-fsdp", "torchtitan"
+_BRIDGE, _V100 = "megatron-bridge", "bigscience-v100"
 PUBLISHED_ERRORS = tuple(
     PublishedError(chip=chip, has_model_axes=axes, runs=runs, mean=mean, most=most, sources=sources)
     for chip, axes, runs, mean, most, sources in (
-        ("A100", False, 217, 0.073, 0.166, (_FMS, _MOSAIC, _TITAN, "torchtune", _VTRAIN)),
+        ("A100", False, 219, 0.074, 0.166, (_FMS, _MOSAIC, _TITAN, "torchtune", _VTRAIN)),
         ("A100", True, 382, 0.101, 0.186, ("bigscience-tr11", "korthikanti", _VTRAIN)),
-        ("H100", False, 40, 0.085, 0.199, (_FMS, _MOSAIC, "torchao", _TITAN)),
-        ("H100", True, 23, 0.104, 0.164, (_TITAN,)),
+        ("B200", False, 4, 0.047, 0.063, (_BRIDGE,)),
+        ("B200", True, 16, 0.338, 0.641, (_BRIDGE,)),
+        ("B300", True, 9, 0.519, 0.706, (_BRIDGE,)),
+        ("GB200", True, 34, 0.101, 0.209, (_BRIDGE,)),
+        ("GB300", False, 8, 0.110, 0.157, (_BRIDGE,)),
+        ("GB300", True, 29, 0.167, 0.312, (_BRIDGE,)),
+        ("H100", False, 48, 0.093, 0.238, (_FMS, _MOSAIC, "nemo", "torchao", _TITAN)),
+        ("H100", True, 44, 0.170, 0.275, (_BRIDGE, "nemo", _TITAN)),
         ("MI300X", False, 4, 0.185, 0.282, ("torchao",)),
-        ("V100", False, 23, 0.944, 1.708, ("bigscience-v100",)),
-        ("V100", True, 59, 0.303, 0.985, ("bigscience-v100",)),
+        ("V100", False, 23, 0.944, 1.708, (_V100,)),
+        ("V100", True, 59, 0.303, 0.985, (_V100,)),
     )
 )
-"""From benchmarks/results/cpu-2core/planner-accuracy-rows-20261129.csv, rows of quality A and B."""
+"""Rows of quality A and B of planner-accuracy-rows-20261129.csv and -more-rows-20261129.csv."""
 
 
 def published_error(device: str, layout: Layout) -> PublishedError | None:
