@@ -15,7 +15,7 @@ from typing import Any
 from shardyard.config.origins import leaves
 from shardyard.config.validate import kind_of, recognized_settings, validate_types
 from shardyard.errors import Problem, RequestError, StorageError
-from shardyard.given_file import read_user_file
+from shardyard.io.files import read_user_file
 from shardyard.io.yaml import key_lines, read_yaml
 
 VARIABLE = "SHARDYARD_SITE"
