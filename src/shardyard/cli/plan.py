@@ -14,7 +14,7 @@ import click
 from shardyard.cli.options import json_option, recipe_argument
 from shardyard.config.secrets import shown_command
 from shardyard.control.plan import Prediction, predict
-from shardyard.control.plan_check import Finding, check_plan
+from shardyard.control.plan_check import PlanFinding, check_plan
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.io.path_option import LocalPath
@@ -188,7 +188,7 @@ def command(
     return 0
 
 
-def _report_check(found: Prediction, against: list[Finding], *, as_json: bool) -> int:
+def _report_check(found: Prediction, against: list[PlanFinding], *, as_json: bool) -> int:
     """Print the plan in one line and what speaks against it; return the exit code."""
     if as_json:
         rows = [finding.to_json() for finding in against]

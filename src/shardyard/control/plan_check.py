@@ -22,7 +22,7 @@ class CheckExit(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class PlanFinding:
     """One reason against a recipe.
 
     Args:
@@ -44,7 +44,7 @@ class Finding:
 
 def check_plan(
     plan: Plan, recipe: Recipe, *, budget_usd: float | None, deadline_s: float | None
-) -> list[Finding]:
+) -> list[PlanFinding]:
     """Return what speaks against a recipe: memory first, then price, then time; empty: nothing.
 
     Args:
@@ -63,7 +63,7 @@ def check_plan(
     return found
 
 
-def _memory(plan: Plan, recipe: Recipe) -> Iterator[Finding]:
+def _memory(plan: Plan, recipe: Recipe) -> Iterator[PlanFinding]:
     if plan.fits != "does not fit":
         return
     is_here = recipe.cluster.instance is None and recipe.cluster.file is None
@@ -73,19 +73,19 @@ def _memory(plan: Plan, recipe: Recipe) -> Iterator[Finding]:
         if is_here
         else "`shardyard plan` without --check shows layouts that fit."
     )
-    yield Finding(
+    yield PlanFinding(
         exit_code=CheckExit.DOES_NOT_FIT, text=f"the plan does not fit: {plan.fits_reason}. {fix}"
     )
 
 
-def _price(plan: Plan, limit: float, name: str) -> Iterator[Finding]:
+def _price(plan: Plan, limit: float, name: str) -> Iterator[PlanFinding]:
     if plan.usd is None:
-        yield Finding(
+        yield PlanFinding(
             exit_code=CheckExit.UNKNOWN,
             text=f"{name}={limit:g}, but the price is not known: {_missing(plan)}",
         )
     elif plan.usd > limit:
-        yield Finding(
+        yield PlanFinding(
             exit_code=CheckExit.ABOVE_BUDGET,
             text=f"the price is predicted to be {format_usd(plan.usd)}, above {name}={limit:g}. "
             "Make the run shorter, compare machines with `shardyard plan --offers`, or raise the "
@@ -93,15 +93,15 @@ def _price(plan: Plan, limit: float, name: str) -> Iterator[Finding]:
         )
 
 
-def _time(plan: Plan, deadline_s: float) -> Iterator[Finding]:
+def _time(plan: Plan, deadline_s: float) -> Iterator[PlanFinding]:
     limit = format_seconds(deadline_s)
     if plan.wall_s is None:
-        yield Finding(
+        yield PlanFinding(
             exit_code=CheckExit.UNKNOWN,
             text=f"--deadline {limit}, but the time is not known: {_missing(plan)}",
         )
     elif plan.wall_s > deadline_s:
-        yield Finding(
+        yield PlanFinding(
             exit_code=CheckExit.ABOVE_DEADLINE,
             text=f"the run is predicted to take {format_seconds(plan.wall_s)}, above --deadline "
             f"{limit}. Use more or faster machines (`shardyard plan --deadline` without --check "

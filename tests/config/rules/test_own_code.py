@@ -65,7 +65,7 @@ PROBLEMS = [
     (["task.metrics=[own:focal]", "parallel.pp=2"], "parallel.pp=2: task.metrics gets the outputs"),
     (["task.loss=own:focal", "memory.loss_chunk=64"], "memory.loss_chunk=64: task.loss gets all"),
     (["task.loss=own:focal", "precision.reduce=exact"], "the sums inside of task.loss are not"),
-    (["task.loss=own:focal", "run.target={perplexity: 2}"], "perplexity, which is no metric of"),
+    (["task.loss=own:focal", "run.target={perplexity: 2}"], "perplexity, which is not a metric of"),
     (
         ["task.loss=own:focal", "model.preset=bert-tiny", "task.name=bert_pretraining"],
         "task.loss: is not supported with task.name=bert_pretraining",
