@@ -163,14 +163,14 @@ def _no_option(error: click.NoSuchOption, words: Sequence[str]) -> str:
     if not any(each.name in ("recipe", "overrides") for each in parameters):
         options = [each.opts[0] for each in parameters if isinstance(each, click.Option)]
         return f"{name} It has {', '.join(options)}."
-    from shardyard.config.validate import override_hint  # only here: it imports the schema
+    from shardyard.control.request import option_hint  # only here: it imports the schema
 
-    key, equals, value = error.option_name.lstrip("-").replace("-", "_").partition("=")
+    key, equals, value = error.option_name.partition("=")
     place = words.index(error.option_name) + 1 if error.option_name in words else len(words)
     if not equals and place < len(words):
         value = words[place]
-    hint = override_hint(key, value)
-    meant = f"Did you mean {hint}?" if hint else "Such as run.steps=100."
+    hint = option_hint(key, value)
+    meant = hint or "Such as run.steps=100."
     return f"{name} Settings have no dashes, they are section.key=value. {meant}"
 
 

@@ -252,8 +252,13 @@ def _read_override(override: str, errors: list[Problem]) -> dict[str, Any]:
         return {name: value}
     if "." not in name:
         hint = override_hint(name, text)
-        ending = f"Did you mean {hint}?" if hint else f"Write SECTION.{name}=VALUE."
-        errors.append(Problem(name, f"an override names section and setting. {ending}"))
+        if hint is None or hint.startswith("Did you mean"):
+            hint = (
+                f"an override names section and setting. {hint or f'Write SECTION.{name}=VALUE.'}"
+            )
+        else:
+            hint = f"there is no such setting. {hint}"
+        errors.append(Problem(name, hint))
         return {}
     for part in reversed(name.split(".")):
         value = {part: value}

@@ -14,6 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shardyard.config.other_names import (
+    NOT_BUILT,
+    QLORA,
+    Meaning,
+    meaning_elsewhere,
+    meaning_of,
+    near_meaning,
+)
 from shardyard.config.schema.base import NAME_WORDS, Section, section_key
 from shardyard.config.schema.launch import OF_QUEUES
 from shardyard.config.schema.plugin_sections import (
@@ -26,109 +34,8 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import UNNAMED_BOUND, Setting, sections, settings
 from shardyard.config.secrets import HIDDEN, find_credential, show
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.io.yaml import read_yaml
 from shardyard.plugins import WORDS, installed
-
-_ELSEWHERE = {
-    "learning_rate": "optim.lr",
-    "gpus": "cluster.devices",
-    "gpu": "cluster.devices",
-    "num_gpus": "cluster.devices",
-    "n_gpus": "cluster.devices",
-    "ngpus": "cluster.devices",
-    "gpus_per_node": "cluster.devices",
-    "nproc_per_node": "cluster.devices",
-    "num_processes": "cluster.devices",
-    "nnodes": "cluster.nodes",
-    "num_nodes": "cluster.nodes",
-    "num_machines": "cluster.nodes",
-    "instance_type": "cluster.instance",
-    "walltime": "launch.time_limit",
-    "sequence_length": "data.seq_len",
-    "seq_length": "data.seq_len",
-    "max_length": "data.seq_len",
-    "block_size": "data.seq_len",
-    "context_length": "data.seq_len",
-    "train_file": "data.source",
-    "model_name_or_path": "model.hub",
-    "model_name": "model.hub",
-    "batch": "optim.global_batch",
-    "optimizer": "optim.name",
-    "num_epochs": "run.epochs",
-    "tensor_parallel_size": "parallel.tp",
-    "pipeline_parallel_size": "parallel.pp",
-    "fp16": "precision.compute",
-    "bf16": "precision.compute",
-    "batch_size": "optim.global_batch",
-    "train_batch_size": "optim.global_batch",
-    "per_device_train_batch_size": "optim.micro_batch",
-    "gradient_accumulation_steps": "optim.micro_batch",
-    "max_grad_norm": "optim.grad_clip",
-    "lr_scheduler_type": "optim.schedule",
-    "max_steps": "run.steps",
-    "num_train_epochs": "run.epochs",
-    "output_dir": "run.dir",
-    "max_seq_length": "data.seq_len",
-    "dataset": "data.source",
-    "eval_dataset": "data.eval_source",
-    "validation_file": "data.eval_source",
-    "val_dataset": "data.eval_source",
-    "mixed_precision": "precision.compute",
-    "dtype": "precision.compute",
-    "gradient_checkpointing": "memory.recompute",
-    "activation_checkpointing": "memory.recompute",
-    "sharding_strategy": "parallel.strategy",
-    "zero_stage": "parallel.zero",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep_last",
-    "eval_steps": "task.eval_every_steps",
-    "lora_rank": "model.lora.rank",
-    "lora_r": "model.lora.rank",
-    "lora_alpha": "model.lora.alpha",
-    "lora_dropout": "model.lora.dropout",
-    "target_modules": "model.lora.targets",
-    "use_rslora": "model.lora.rslora",
-    "lora": "model.lora.rank",
-    "accumulate": "optim.micro_batch",
-    "accumulation_steps": "optim.micro_batch",
-    "accumulate_grad_batches": "optim.micro_batch",
-    "gradient_accumulation": "optim.micro_batch",
-    "early_stopping": "run.target.loss",
-    "early_stopping_patience": "run.target.loss",
-    "packing": "data.pack",
-    "sequence_packing": "data.pack",
-    "precision": "precision.compute",
-    "spot": "cluster.capacity",
-    "use_spot": "cluster.capacity",
-    "wandb": "observe.wandb.project",
-    "wandb_project": "observe.wandb.project",
-}
-"""Other trainers' name of a setting -> its name here, for the hint on an unknown key."""
-
-_VALUE_INSTEAD = {
-    "fp16": "fp16",
-    "bf16": "bf16",
-    "gradient_checkpointing": "full",
-    "activation_checkpointing": "full",
-    **dict.fromkeys(
-        (
-            "accumulate",
-            "accumulation_steps",
-            "accumulate_grad_batches",
-            "gradient_accumulation",
-            "gradient_accumulation_steps",
-        ),
-        "...",
-    ),
-    "early_stopping": "2.5",
-    "early_stopping_patience": "2.5",
-    "packing": "whole",
-    "sequence_packing": "whole",
-    "spot": "spot",
-    "use_spot": "spot",
-    "wandb": "NAME",
-}
-"""Other trainers' name -> what to write here in place of their value, which means another thing."""
-
 
 _REPLACED = {
     "run.target_loss": "run.target names the metric that is to be reached. Write "
@@ -142,13 +49,6 @@ _REPLACED = {
     "it is the queue's. `shardyard cluster create kind=batch` makes one; docs/verbs/cluster.md.",
 )
 """Setting of before -> what takes its place, in words."""
-
-_NOT_BUILT = dict.fromkeys(
-    ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit", "qlora"),
-    "training adapters on a base in 4 or 8 bit (QLoRA) is not supported. On a base in bf16 it "
-    "is: give model.lora.rank, and parallel.zero=3 splits the base over the devices.",
-)
-"""Other trainers' name of a feature not built here, in any section -> what there is."""
 
 _CHOICE_ELSEWHERE = {
     "parallel.strategy": {
@@ -230,7 +130,7 @@ def recognized_settings(
     recognized: dict[str, Any] = {}
     for section, content in tree.items():
         if section not in known:
-            errors.append(_unknown_section(section, known))
+            errors.append(_unknown_section(section, content, known))
         elif section == "secrets" and isinstance(content, dict):
             recognized[section] = content
         elif section == "phases":
@@ -286,15 +186,15 @@ def _recognized_keys(
             found[key] = _of_plug_in(name, value, errors, of_run=of_run)
         elif name in _REPLACED:
             errors.append(Problem(name, f"this setting was replaced: {_REPLACED[name]}"))
-        elif key in _NOT_BUILT:
-            errors.append(Problem(name, f"unknown setting: {_NOT_BUILT[key]}"))
+        elif key in NOT_BUILT:
+            errors.append(Problem(name, f"unknown setting: {QLORA}"))
         else:
-            near = nearest(key, section)
+            near = _meant(key, section, value)
             inside = [setting for setting in known if setting.startswith(f"{section}.")]
             names = dict.fromkeys(
                 setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
             )
-            hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
+            hint = near or f"{section} has: {', '.join(names)}."
             errors.append(Problem(name, f"unknown setting. {hint}"))
     return found
 
@@ -353,51 +253,127 @@ def _as_yaml(parts: Sequence[str]) -> str:
     return text
 
 
-def _unknown_section(section: str, valid_sections: set[str]) -> Problem:
+def _unknown_section(section: str, content: Any, valid_sections: set[str]) -> Problem:
     if section in settings():
         return Problem(section, f"in a file write it as `{_as_yaml(section.split('.'))}`.")
-    if section in _NOT_BUILT:
-        return Problem(section, f"unknown section: {_NOT_BUILT[section]}")
+    if section in NOT_BUILT:
+        return Problem(section, f"unknown section: {QLORA}")
     near = difflib.get_close_matches(section, sorted(valid_sections), n=1, cutoff=0.6)
-    hint = near[0] if near else nearest(section, None)
-    ending = (
-        f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(valid_sections))}."
-    )
+    inside = content if isinstance(content, dict) else {}
+    names = set() if not near else {each.split(".")[1] for each in settings_below(near[0])}
+    if near and (inside.keys() <= names if inside else _meaning_by_name(section, content) is None):
+        hint: str | None = f"Did you mean {near[0]}?"
+    else:
+        hint = _meant_inside(section, inside) if inside else _meant(section, None, content)
+        hint = hint or (f"Did you mean {near[0]}?" if near else None)
+    ending = hint or f"Sections are: {', '.join(sorted(valid_sections))}."
     return Problem(section, f"unknown section. {ending}")
 
 
-def nearest(key: str, section: str | None) -> str | None:
-    """The setting somebody meant by an unknown key: in its section first, then anywhere."""
-    names = list({**_settings_in(section or ""), **settings()})
-    leaves = {name: name.rpartition(".")[2] for name in names}
-    inside = {leaf: name for name, leaf in leaves.items() if name.startswith(f"{section}.")}
+def _meant_inside(section: str, content: dict[str, Any]) -> str | None:
+    """What the keys of a section that is not there mean, the first five of them."""
+    found = [_meaning(f"{section}.{key}", None, value) for key, value in content.items()]
+    known = [each for each in found if each is not None][:5]
+    overrides = " ".join(each.overrides for each in known if each.settings)
+    words = dict.fromkeys(each.words for each in known if not each.settings)
+    hints = [f"Did you mean {overrides}?"] if overrides else []
+    return " ".join([*hints, *words]) or None
+
+
+def settings_below(section: str) -> list[str]:
+    """Dotted names of the settings of a section."""
+    return [name for name in settings() if name.startswith(f"{section}.")]
+
+
+def _meant(key: str, section: str | None, value: Any) -> str | None:
+    """A sentence on what an unknown key of a file means; None: it is not known."""
+    found = _meaning(key, section, value)
+    if found is None or not found.settings:
+        return None if found is None else found.words
+    is_whole = section is None or found.is_translated
+    named = found.overrides if is_whole else next(iter(found.settings))
+    return f"Did you mean {named}?"
+
+
+def _meaning(key: str, section: str | None, value: Any) -> Meaning | None:
+    """The setting that somebody meant by an unknown key: by its meaning, then by its spelling.
+
+    A credential in the value is not shown.
+    """
+    if find_credential(str(value)):
+        value = HIDDEN
+    return (
+        _meaning_by_name(key, value, section)
+        or _as_meaning(_nearest_inside(key, section), value)
+        or near_meaning(key, value)
+        or _as_meaning(_nearest_name(key, section), value)
+        or meaning_elsewhere(key, value, by_pattern=True)
+    )
+
+
+def _meaning_by_name(key: str, value: Any, section: str | None = None) -> Meaning | None:
+    """The meaning of a key that is spelt right: with all of its sections, then without."""
+    for name in dict.fromkeys((key, key.rpartition(".")[2])):
+        found = (
+            meaning_of(name, value)
+            or _as_meaning(_same_leaf(name, section), value)
+            or meaning_elsewhere(name, value, by_pattern=False)
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _as_meaning(name: str | None, value: Any) -> Meaning | None:
+    return None if name is None else Meaning(settings={name: value})
+
+
+def _leaves(section: str | None) -> dict[str, str]:
+    """Setting -> its last part, of the section's and all others."""
+    names = {**_settings_in(section or ""), **settings()}
+    return {name: name.rpartition(".")[2] for name in names}
+
+
+def _same_leaf(key: str, section: str | None) -> str | None:
+    """A setting elsewhere with this last part."""
+    return next((name for name, leaf in _leaves(section).items() if leaf == key), None)
+
+
+def _nearest_inside(key: str, section: str | None) -> str | None:
+    """A setting of the section that is spelt almost so."""
+    inside = {
+        leaf: name for name, leaf in _leaves(section).items() if name.startswith(f"{section}.")
+    }
     near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
-    if near:
-        return inside[near[0]]
-    elsewhere = [name for name, leaf in leaves.items() if leaf == key]
-    if elsewhere:
-        return elsewhere[0]
-    known = difflib.get_close_matches(key, _ELSEWHERE, n=1, cutoff=0.8)
-    if known:
-        return _ELSEWHERE[known[0]]
+    return inside[near[0]] if near else None
+
+
+def _nearest_name(key: str, section: str | None) -> str | None:
+    """A setting of another section that is spelt almost so."""
+    leaves = _leaves(section)
     wanted = f"{section}.{key}" if section else key
     # not in its own section: there the section's name alone would make them alike
     first = wanted.partition(".")[0]
-    others = [name for name in names if not name.startswith(f"{first}.")]
+    others = [name for name in leaves if not name.startswith(f"{first}.")]
     near = difflib.get_close_matches(wanted, others if section else list(leaves.values()), n=1)
     return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
 
 
 def override_hint(key: str, text: str) -> str | None:
-    """The override somebody meant by ``key=text``; None: no setting is near.
+    """A sentence on the override somebody meant by ``key=text``; None: no setting is near.
 
     A credential in the text is not shown.
     """
-    name = nearest(key, None)
-    if name is None:
-        return None
-    value = _VALUE_INSTEAD.get(key, text or "VALUE")
-    return f"{name}={HIDDEN if find_credential(value) else value}"
+    value: Any = text
+    with suppress(RequestError):
+        value = read_yaml(text, source=key, is_file=False) if text else True
+    found = _meaning(key, None, value)
+    if found is None or not found.settings:
+        return None if found is None else found.words
+    if not found.is_translated:
+        shown = HIDDEN if find_credential(text) else text or "VALUE"
+        return f"Did you mean {' '.join(f'{name}={shown}' for name in found.settings)}?"
+    return f"Did you mean {found.overrides}?"
 
 
 def _check_plug_in_types(path: str, merged: dict[str, Any]) -> list[Problem]:

@@ -28,6 +28,7 @@ from shardyard.config.model.source import (
 )
 from shardyard.config.model_sizes import ModelSizes, sizes_of
 from shardyard.config.origins import origin_of
+from shardyard.config.other_names import Meaning, lookups
 from shardyard.config.paths import (
     NodePaths,
     check_existing_paths,
@@ -56,6 +57,7 @@ from shardyard.config.rules.custom_module import (
 from shardyard.config.rules.model import check_model
 from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
+from shardyard.config.validate import override_hint
 from shardyard.config.weight_files import has_weight_files
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import AccessError, Problem, RecipeError, RequestError, ShardyardError
@@ -349,6 +351,21 @@ def _note_site(recipe: Recipe) -> None:
         files.setdefault(origin.partition(", line ")[0], []).append(name)
     for file, names in files.items():
         info(f"note: site file {file} sets {', '.join(names)}")
+
+
+def _meaning_in_tables(name: str, value: Any, by_pattern: bool) -> Meaning | None:
+    """What the tables of `shardyard import` say of an unknown key."""
+    from shardyard.importers.configs.other_names import meaning_in_tables  # only after an error
+
+    return meaning_in_tables(name, value, by_pattern)
+
+
+lookups.append(_meaning_in_tables)
+
+
+def option_hint(option: str, text: str) -> str | None:
+    """A sentence on the setting somebody meant by ``--option text``; None: none is near."""
+    return override_hint(option.lstrip("-").replace("-", "_"), text)
 
 
 def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tuple[Source, ...]:
