@@ -351,3 +351,16 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     draft = answered("llama-tiny", "python-stdlib", "here", "300 steps", file=file)
     with pytest.raises(StorageError, match=r"cannot be written: No such file.*init FILE"):
         write(draft, today="today", is_forced=False)
+
+
+def test_chat_rows_are_recognised_by_their_keys(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"question": "a?", "answer": "b."}\n')
+    draft = with_data(with_model(blank(), "llama-tiny"), str(chats))
+    assert draft.overrides[-2:] == ("data.format=chat", "data.chat_template=chatml")
+    assert with_data(with_model(blank(), "llama-tiny"), str(tmp_path)).overrides[-2:] == (
+        "data.format=chat", "data.chat_template=chatml",
+    )  # fmt: skip
+    chats.write_text('{"text": "a"}\n')
+    draft = with_data(with_model(blank(), "llama-tiny"), str(chats))
+    assert draft.overrides[-1] == f"data.source={chats}"

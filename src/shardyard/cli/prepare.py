@@ -175,6 +175,7 @@ def _rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
         ("training", f"{metadata.train_tokens:,} tokens of {metadata.train_documents:,} documents"),
         ("validation", f"{metadata.eval_tokens:,} tokens of {metadata.eval_documents:,} documents"),
         *split_rows(metadata),
+        *((("rows", f"chat: {metadata.chat_rows}"),) if metadata.chat_rows else ()),
         *_loss_token_rows(metadata),
         *_packed(metadata),
         ("vocabulary", f"{metadata.vocab_size:,} tokens{_bytes_a_token(metadata)}"),

@@ -4,7 +4,7 @@ It also has the chat templates, the share of hidden text, and the deal of a mixt
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 PLAIN_TEXT = "shardyard.data.work_units:PlainText"
@@ -23,6 +23,8 @@ class DataFormat:
 
     None: the text is that under ``data.text_key``.
     """
+    row_name: str | None = None
+    """Function that names the kind of a row: module:function (row, place) -> name."""
     only: str | None = None
     """Row in ``data.formats`` of all files; no other ``data.format`` takes such files.
 
@@ -51,12 +53,45 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "chat": DataFormat(
         encoder="shardyard.data.chat:Dialogue",
         whole_row="shardyard.data.conversations:dialogue_text",
-        settings=("chat_template", "loss_on", "loss_share", "max_rejected"),
+        row_name="shardyard.data.conversations:chat_rows_name",
+        settings=("keys", "chat_template", "loss_on", "loss_share", "max_rejected"),
         options=("loss_on",),
         ignores=("text_key", "bos"),
     ),
 }
 """``data.format`` -> its row."""
+
+
+# Rows of dialogues by their keys, for those who read them and those who recognise them.
+
+CHAT_ROWS: dict[str, frozenset[str]] = {
+    "messages": frozenset({"messages"}),
+    "prompt and completion": frozenset({"prompt", "completion"}),
+    "alpaca": frozenset({"instruction", "output"}),
+    "sharegpt": frozenset({"conversations"}),
+    "question and answer": frozenset({"question", "answer"}),
+    "prompt and response": frozenset({"prompt", "response"}),
+    "instruction and response": frozenset({"instruction", "response"}),
+    "input and output": frozenset({"input", "output"}),
+}
+"""Name -> the keys that make a row one of it. Those behind sharegpt count only if no other does."""
+
+_PLAIN_ROWS = tuple(CHAT_ROWS)[4:]
+
+CHAT_KEYS = (
+    "messages", "conversations", "prompt", "completion", "instruction", "input", "output",
+    "question", "answer", "response", "context", "system", "tools",
+)  # fmt: skip
+"""Keys of a row that data.keys maps others to."""
+
+TURN_KEYS = ("role", "content", "from", "value")
+"""Keys of a message or turn that data.keys maps others to."""
+
+
+def chat_rows_of(keys: Collection[str]) -> list[str]:
+    """Names of the chat rows that these keys are of."""
+    found = [name for name, needed in CHAT_ROWS.items() if needed <= set(keys)]
+    return [name for name in found if name not in _PLAIN_ROWS] or found
 
 
 # Chat templates that ``data.chat_template`` knows by name, for models that come without one.

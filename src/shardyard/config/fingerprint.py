@@ -64,6 +64,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.mixture",
     "data.format",
     "data.text_key",
+    "data.keys",
     "data.chat_template",
     "data.loss_on",
     "data.loss_share",

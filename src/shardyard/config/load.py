@@ -251,13 +251,13 @@ def _read_override(override: str, errors: list[Problem]) -> dict[str, Any]:
     if name == "phases" or (name == "secrets" and isinstance(value, dict)):
         return {name: value}
     if "." not in name:
-        hint = override_hint(name, text)
+        hint = override_hint(name, text, value if text else True)
         if hint is None or hint.startswith("Did you mean"):
             hint = (
                 f"an override names section and setting. {hint or f'Write SECTION.{name}=VALUE.'}"
             )
         else:
-            hint = f"there is no such setting. {hint}"
+            hint = f"unknown setting. {hint}"
         errors.append(Problem(name, hint))
         return {}
     for part in reversed(name.split(".")):

@@ -61,6 +61,8 @@ class DatasetMetadata:
     """Dialogues that the chat template rejects, which are left out (data.max_rejected)."""
     rejected_of: int | None = None
     """Dialogues that there were, with those left out."""
+    chat_rows: str | None = None
+    """Kinds of chat rows of the first files; None: no dialogues, or prepared before."""
     validation_files: str | None = None
     """Files that are validated on, in words; None: a hash of each document decides."""
     left_out_files: str | None = None

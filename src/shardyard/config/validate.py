@@ -34,7 +34,6 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import UNNAMED_BOUND, Setting, sections, settings
 from shardyard.config.secrets import HIDDEN, find_credential, show
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.io.yaml import read_yaml
 from shardyard.plugins import WORDS, installed
 
 _REPLACED = {
@@ -359,14 +358,14 @@ def _nearest_name(key: str, section: str | None) -> str | None:
     return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
 
 
-def override_hint(key: str, text: str) -> str | None:
+def override_hint(key: str, text: str, value: Any) -> str | None:
     """A sentence on the override somebody meant by ``key=text``; None: no setting is near.
 
     A credential in the text is not shown.
+
+    Args:
+        value: As YAML reads the text; True where there is none.
     """
-    value: Any = text
-    with suppress(RequestError):
-        value = read_yaml(text, source=key, is_file=False) if text else True
     found = _meaning(key, None, value)
     if found is None or not found.settings:
         return None if found is None else found.words

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.data_choices import chat_rows_of
 from shardyard.config.model.source import config_content, model_folder, read_shape
 from shardyard.config.paths import check_existing_paths, check_mounted_paths, path_exists
 from shardyard.config.resolve import PartialResolution
@@ -28,6 +29,7 @@ from shardyard.families.presets import PRESETS, preset_named
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.hardware.machine import Machine, probe
+from shardyard.io.files import parse_json
 from shardyard.launchers.base import launcher_class
 from shardyard.launchers.registry import LAUNCHERS
 from shardyard.planner.format import candidate_name, fitting_words, settings_of
@@ -206,7 +208,50 @@ def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
     Raises:
         RequestError: It cannot be read from there.
     """
-    return draft.with_settings(f"data.source={answer.strip()}")
+    source = answer.strip()
+    draft = draft.with_settings(f"data.source={source}")
+    rows = chat_rows_of(_keys_of_first_row(source))
+    if not rows or draft.recipe.task.name != "causal_lm":
+        return draft
+    template = () if _has_chat_template(draft.recipe) else ("data.chat_template=chatml",)
+    return draft.with_settings("data.format=chat", *template)
+
+
+_FIRST_ROW_BYTES = 2**20
+"""Most bytes of a first row that is looked at."""
+
+
+def _keys_of_first_row(source: str) -> tuple[str, ...]:
+    """Keys of the first row of the first JSON file; empty where there is none on this machine."""
+    if is_remote(source) or source == Data().source:
+        return ()
+    path = Path(source).expanduser()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    if not path.exists() and "*" in path.name and path.parent.is_dir():
+        files = sorted(path.parent.glob(path.name))
+    first = next((each for each in files if each.suffix in _JSON and each.is_file()), None)
+    if first is None:
+        return ()
+    try:
+        with first.open("rb") as file:
+            line = file.readline(_FIRST_ROW_BYTES)
+        row = parse_json(line)
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return tuple(row) if isinstance(row, dict) else ()
+
+
+_JSON = (".jsonl", ".ndjson")
+
+
+def _has_chat_template(recipe: Recipe) -> bool:
+    """Whether the model's folder has a chat template; one of the hub is seen when it is there."""
+    if recipe.model.path is None:
+        return recipe.model.hub is not None
+    folder = Path(recipe.model.path).expanduser()
+    config = folder / "tokenizer_config.json"
+    has_it = config.is_file() and b'"chat_template"' in config.read_bytes()
+    return has_it or (folder / "chat_template.jinja").is_file()
 
 
 def _missing_paths(recipe: Recipe) -> list[str]:

@@ -6,7 +6,7 @@ of a model that only transformers knows.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ from shardyard.errors import AccessError, Problem, RecipeError, RequestError, Sh
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
+from shardyard.io.yaml import read_yaml
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.log import info, warn
 from shardyard.planner.fit import ClusterMemoryFitter
@@ -365,7 +366,10 @@ lookups.append(_meaning_in_tables)
 
 def option_hint(option: str, text: str) -> str | None:
     """A sentence on the setting somebody meant by ``--option text``; None: none is near."""
-    return override_hint(option.lstrip("-").replace("-", "_"), text)
+    value: Any = text or True
+    with suppress(RequestError):
+        value = read_yaml(text, source=option, is_file=False) if text else True
+    return override_hint(option.lstrip("-").replace("-", "_"), text, value)
 
 
 def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tuple[Source, ...]:

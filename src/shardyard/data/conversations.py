@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardyard.config.data_choices import chat_rows_of
 from shardyard.data.byte_ranges import escape_text
 from shardyard.data.readers.columns import check_surrogates, kind_of, some_keys
 from shardyard.errors import SourceError
@@ -89,7 +90,7 @@ def words_of(text: str) -> str:
 
 
 def _messages_of(row: Row) -> Messages:
-    found = [name for name, (keys, _) in _SHAPES.items() if keys <= row.keys()]
+    found = chat_rows_of(row)
     for key, training in _OTHER_TRAINING.items():
         if key in row and (key != "label" or isinstance(row[key], bool)) and row[key] != []:
             raise _RowError(
@@ -98,9 +99,22 @@ def _messages_of(row: Row) -> Messages:
             )
     if len(found) != 1:
         what = f"is of several shapes ({', '.join(found)})" if found else "is of no known shape"
-        raise _RowError(f"the row {what}; its keys: {some_keys(row)}. {_FORMS}")
-    _, messages_of = _SHAPES[found[0]]
-    return messages_of(row)
+        raise _RowError(f"the row {what}; its keys: {some_keys(row)}. {_FORMS}{_mapping(row)}")
+    return _READERS[found[0]](row)
+
+
+def _mapping(row: Row) -> str:
+    """How two texts of a row would be mapped; empty where it has no two."""
+    texts = [escape_text(key) for key, value in row.items() if isinstance(value, str)][:2]
+    if len(texts) < 2 or not all(text.isidentifier() for text in texts):
+        return ""
+    return f" Such as data.keys={{prompt: {texts[0]}, completion: {texts[1]}}}."
+
+
+def chat_rows_name(row: Any, location: object) -> str:
+    """The name of a row's kind, after the same checks as ``dialogue_text``."""
+    dialogue_text(row, location)
+    return chat_rows_of([key for key, value in row.items() if value is not None])[0]
 
 
 def _of_messages(row: Row) -> Messages:
@@ -131,6 +145,18 @@ def _of_instruction(row: Row) -> Messages:
     return [*_system(row), {"role": "user", "content": asked}, answer]
 
 
+def _of_texts(asked: str, answered: str) -> Callable[[Row], Messages]:
+    """Two texts, and a context behind the first."""
+
+    def messages_of(row: Row) -> Messages:
+        further = _text(row, "context") if "context" in row else ""
+        words = "\n\n".join(part for part in (_text(row, asked), further) if part)
+        answer = {"role": "assistant", "content": _text(row, answered)}
+        return [*_system(row), {"role": "user", "content": words}, answer]
+
+    return messages_of
+
+
 def _of_conversations(row: Row) -> Messages:
     turns = _list_of_objects(row, "conversations")
     if all("role" in turn and "from" not in turn for turn in turns):
@@ -149,18 +175,22 @@ def _of_conversations(row: Row) -> Messages:
     return [*_system(row), *messages]
 
 
-_SHAPES: Mapping[str, tuple[frozenset[str], Callable[[Row], Messages]]] = {
-    "messages": (frozenset({"messages"}), _of_messages),
-    "prompt and completion": (frozenset({"prompt", "completion"}), _of_completion),
-    "alpaca": (frozenset({"instruction", "output"}), _of_instruction),
-    "sharegpt": (frozenset({"conversations"}), _of_conversations),
+_READERS: Mapping[str, Callable[[Row], Messages]] = {
+    "messages": _of_messages,
+    "prompt and completion": _of_completion,
+    "alpaca": _of_instruction,
+    "sharegpt": _of_conversations,
+    "question and answer": _of_texts("question", "answer"),
+    "prompt and response": _of_texts("prompt", "response"),
+    "instruction and response": _of_texts("instruction", "response"),
+    "input and output": _of_texts("input", "output"),
 }
-"""Name -> the keys that make a row one of it, and how its messages are read."""
+"""Name in ``CHAT_ROWS`` -> how the messages of a row are read."""
 
 _FORMS = (
     "data.format=chat takes messages (a list of role and content), prompt and completion, "
-    "instruction and output (and input), or conversations (a list of from and value). Rename the "
-    "row's keys."
+    "instruction and output (and input), question and answer, or conversations (a list of from "
+    "and value). Rename the row's keys, or map them with data.keys."
 )
 
 

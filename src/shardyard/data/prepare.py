@@ -43,6 +43,7 @@ from shardyard.data.shards import (
 )
 from shardyard.data.sources import (
     check_readable,
+    first_rows,
     read_sections,
     readers_of,
     split_into_pieces,
@@ -268,13 +269,14 @@ def request_of(
     }
 
 
-def _format_request(data: Data) -> dict[str, str]:
+def _format_request(data: Data) -> dict[str, Any]:
     """Return how documents are encoded; empty for plain text, as before other formats existed."""
     row = DATA_FORMATS[data.format]
     if row.encoder == PLAIN_TEXT:
         return {}
-    template = {} if data.chat_template is None else {"chat_template": data.chat_template}
-    return {"data_format": data.format, **dict(_options(data)), **template}
+    given = {"chat_template": data.chat_template, "keys": data.keys}
+    named = {name: value for name, value in given.items() if value is not None}
+    return {"data_format": data.format, **dict(_options(data)), **named}
 
 
 def _options(data: Data) -> tuple[tuple[str, str], ...]:
@@ -286,7 +288,16 @@ def _encoder_of(data: Data) -> str:
 
 
 def _text_of(data: Data) -> TextOf:
-    return TextOf(data.text_key, DATA_FORMATS[data.format].whole_row)
+    keys = tuple(sorted((data.keys or {}).items()))
+    return TextOf(data.text_key, DATA_FORMATS[data.format].whole_row, keys)
+
+
+def _chat_rows(data: Data, files: Sequence[SourceFile]) -> str:
+    """Kinds of chat rows in the files; empty for other data."""
+    row_name = DATA_FORMATS[data.format].row_name
+    if row_name is None:
+        return ""
+    return ", ".join(first_rows(files, replace(_text_of(data), whole_row=row_name)))
 
 
 def _format_in_request(file: SourceFile) -> list[str]:
@@ -441,7 +452,8 @@ def _build(
             "mix old and new text. Prepare again when no other process writes there."
         )
     columns = imported(_encoder_of(data)).columns
-    _commit(folder, records, request, _entropy(tasks), columns, readers_of(files))
+    rows = _chat_rows(data, files)
+    _commit(folder, records, request, _entropy(tasks), columns, readers_of(files), rows)
 
 
 def _check_splits_not_empty(filled: Collection[str], data: Data) -> None:
@@ -517,6 +529,7 @@ def _commit(
     entropy: float,
     columns: Mapping[str, Column],
     readers: Sequence[PlugIn],
+    chat_rows: str,
 ) -> None:
     """Write the manifest. Times and the place are left out: the same text gives the same bytes."""
     tokenizer: TokenizerFiles = {
@@ -545,6 +558,7 @@ def _commit(
         **(beside if columns else {}),
         "unigram_entropy": entropy,
         **rejected_of(records),
+        **({"chat_rows": chat_rows} if chat_rows else {}),
         "splits": {
             split: {
                 "tokens": sum(shard["tokens"] for shard in of_split),

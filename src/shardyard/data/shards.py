@@ -233,6 +233,7 @@ def read_metadata(folder: Path) -> "DatasetMetadata":
         eval_samples=held_out.get("samples"),
         rejected=manifest.get("rejected"),
         rejected_of=manifest.get("rejected_of"),
+        chat_rows=manifest.get("chat_rows"),
     )
 
 

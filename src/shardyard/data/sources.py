@@ -166,6 +166,22 @@ def _read_error(file: SourceFile, text_of: TextOf) -> str | None:
     return None
 
 
+_FIRST_FILES = 16
+"""Files whose first row is looked at, to name what is in them."""
+
+
+def first_rows(files: Sequence[SourceFile], text_of: TextOf) -> list[str]:
+    """The text of the first row of the first files, each once."""
+    found = []
+    for file in files[:_FIRST_FILES]:
+        stop = file.size_bytes
+        if format_named(file.format).is_divisible:
+            stop = min(stop, SECTION_BYTES)
+        section = next(read_sections((Span(file, 0, stop),), text_of), None)
+        found += [] if section is None else [section.text]
+    return list(dict.fromkeys(found))
+
+
 def split_into_pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[Piece]:
     """Cut a corpus into pieces of ``piece_bytes`` to twice that, in order; the last may be less,
     and one with a file that cannot be divided more.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shardyard.data.conversations import dialogue_text, words_of
+from shardyard.data.readers.columns import TextOf
 from shardyard.errors import SourceError
 
 ASK, ANSWER = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b."}
@@ -39,6 +40,14 @@ def messages_of(row: object) -> list[dict[str, Any]]:
             [ASK, ANSWER],
         ),
         ({"conversations": [ASK, {**ANSWER, "weight": 1}]}, [ASK, {**ANSWER, "weight": 1}]),
+        ({"question": "a?", "answer": "b."}, [ASK, ANSWER]),
+        ({"prompt": "a?", "response": "b."}, [ASK, ANSWER]),
+        ({"input": "a?", "output": "b."}, [ASK, ANSWER]),
+        (
+            {"instruction": "a", "context": "x", "response": "b.", "category": "c"},
+            [{"role": "user", "content": "a\n\nx"}, ANSWER],
+        ),
+        ({"messages": [ASK, ANSWER], "question": "q", "answer": "r"}, [ASK, ANSWER]),
         # as Parquet gives them: every key that one message has
         ({"messages": [{**ASK, "name": None, "at": 3}, ANSWER], "tools": None}, [ASK, ANSWER]),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a?"}]}, ANSWER]},
@@ -100,3 +109,46 @@ def test_tools_come_with_the_messages() -> None:
 def test_a_wrong_row_is_told_with_its_place(row: object, why: str) -> None:
     with pytest.raises(SourceError, match=r"^x:1: .*" + why):
         dialogue_text(row, "x:1")
+
+
+GERMAN = [
+    ({"frage": "a?", "antwort": "b.", "id": 3}, {"prompt": "frage", "completion": "antwort"}),
+    ({"frage": "a?", "antwort": "b."}, {"question": "frage", "answer": "antwort"}),
+    (
+        {"verlauf": [{"wer": "user", "text": "a?"}, {"wer": "assistant", "text": "b."}]},
+        {"messages": "verlauf", "role": "wer", "content": "text"},
+    ),
+    # a key that is ours and means another thing
+    ({"prompt": "b.", "question": "a?"}, {"prompt": "question", "completion": "prompt"}),
+]
+
+
+@pytest.mark.parametrize(("row", "keys"), GERMAN)
+def test_other_keys_are_mapped(row: object, keys: dict[str, str]) -> None:
+    read = TextOf(whole_row="shardyard.data.conversations:dialogue_text", keys=(*keys.items(),))
+    assert json.loads(read(row, "x:1")) == {"messages": [ASK, ANSWER]}
+
+
+def test_a_mapped_key_that_is_not_there_is_told_with_the_keys_of_the_row() -> None:
+    read = TextOf(
+        whole_row="shardyard.data.conversations:dialogue_text",
+        keys=(("prompt", "frage"), ("completion", "antwort")),
+    )
+    why = r"x:1: no key 'antwort' \(its keys: answer, frage\), which data\.keys reads as completion"
+    with pytest.raises(SourceError, match=why):
+        read({"frage": "a?", "answer": "b."}, "x:1")
+
+
+def test_texts_of_other_keys_are_told_how_to_be_mapped() -> None:
+    why = r"of no known shape.*data\.keys=\{prompt: frage, completion: antwort\}"
+    with pytest.raises(SourceError, match=why):
+        dialogue_text({"frage": "a?", "antwort": "b."}, "x:1")
+
+
+def test_chat_rows_that_are_read_as_text_are_told_by_their_name() -> None:
+    why = r"its keys: answer, question\)\. It is a dialogue: set data\.format=chat"
+    with pytest.raises(SourceError, match=why):
+        TextOf()({"question": "a?", "answer": "b."}, "x:1")
+    with pytest.raises(SourceError) as told:
+        TextOf()({"title": "a"}, "x:1")
+    assert "chat" not in str(told.value)

@@ -47,10 +47,26 @@ def test_dialogues_are_documents_without_further_ends(tmp_path: Path) -> None:
     entropy = -sum(share * math.log(share) for share in shares if share)
     assert facts.unigram_entropy == pytest.approx(entropy)  # of what the loss counts
     told = dict(_rows(facts))
+    assert told["rows"] == "chat: prompt and completion"
     assert told["carry loss"] == (
         f"{facts.train_learnt / facts.train_tokens:.1%} of the training tokens, "
         f"{facts.train_learnt:,}"
     )
+
+
+def test_mapped_keys_are_part_of_what_is_prepared(tmp_path: Path) -> None:
+    rows = [{"frage": row["prompt"], "antwort": row["completion"]} for row in ROWS]
+    mapped = prepared(
+        tmp_path, rows, chat_template="chatml", keys={"prompt": "frage", "completion": "antwort"}
+    )
+    asked = prepared(
+        tmp_path, rows, chat_template="chatml", keys={"question": "frage", "answer": "antwort"}
+    )
+    plain = prepared(tmp_path, chat_template="chatml")
+    assert mapped.dir != asked.dir
+    assert (mapped.chat_rows, asked.chat_rows) == ("prompt and completion", "question and answer")
+    assert mapped.train_learnt == asked.train_learnt == plain.train_learnt
+    assert mapped.unigram_entropy == plain.unigram_entropy
 
 
 def test_a_named_template_is_kept_with_the_data(tmp_path: Path) -> None:

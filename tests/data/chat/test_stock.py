@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from shardyard.config.data_choices import chat_rows_of
 from shardyard.data.chat_template import ChatTemplate
+from shardyard.data.tokenizer import TokenizerFiles
 from shardyard.data.work_units import LEARNT, Encoded
 from tests.data.chat.folders import encoded, files_of, tokenizer_of, write
 from tests.data.chat.stock import STOCK
@@ -110,17 +112,21 @@ MARKED = {
 """Where a template writes an answer: the line, then what is before, in and behind the answer."""
 
 
-@pytest.mark.parametrize("name", MARKED)
-def test_what_is_learnt_is_what_transformers_marks_as_answers(name: str, tmp_path: Path) -> None:
-    """Transformers needs ``generation`` around an answer; here none is looked at."""
+def _marked_files(name: str) -> TokenizerFiles:
+    """The files of a stock tokenizer whose template marks answers as transformers needs it."""
     written, before, answer, behind = MARKED[name]
     inside = f"{{%- generation %}}{{{{- {answer} }}}}{{%- endgeneration %}}"
     around = f"{{{{- '{before}' }}}}{inside}{{{{- '{behind}' }}}}"
     either = f"{{%- if m.role == 'assistant' %}}{around}{{%- else %}}{written}{{%- endif %}}"
     template = STOCK[name].template.replace(written, either)
     assert template != STOCK[name].template
-    files = files_of(replace(STOCK[name], template=template))
-    theirs = AutoTokenizer.from_pretrained(write(files, tmp_path))
+    return files_of(replace(STOCK[name], template=template))
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_learnt_is_what_transformers_marks_as_answers(name: str, tmp_path: Path) -> None:
+    """Transformers needs ``generation`` around an answer; here none is looked at."""
+    theirs = AutoTokenizer.from_pretrained(write(_marked_files(name), tmp_path))
     for messages in dialogues(name):
         wanted = theirs.apply_chat_template(
             messages, return_dict=True, return_assistant_tokens_mask=True
@@ -128,6 +134,50 @@ def test_what_is_learnt_is_what_transformers_marks_as_answers(name: str, tmp_pat
         (found,) = encoded(name, {"messages": messages})
         assert found.ids == wanted["input_ids"]
         assert list(found.columns[LEARNT]) == wanted["assistant_masks"]
+
+
+SHAPES: dict[str, tuple[Any, list[dict[str, str]]]] = {
+    "question and answer": (
+        {"question": "How far is it?", "answer": "Two miles."},
+        [{"role": "user", "content": "How far is it?"},
+         {"role": "assistant", "content": "Two miles."}],
+    ),
+    "alpaca": (
+        {"instruction": "Add.", "input": "2 and 3", "output": "5"},
+        [{"role": "user", "content": "Add.\n\n2 and 3"}, {"role": "assistant", "content": "5"}],
+    ),
+    "sharegpt": (
+        {"system": "Be brief.", "conversations": [
+            {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."},
+            {"from": "human", "value": "And?"}, {"from": "gpt", "value": "Bye."}]},
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+         {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "And?"},
+         {"role": "assistant", "content": "Bye."}],
+    ),
+    "instruction and response": (
+        {"instruction": "Sum up.", "context": "It rains.", "response": "Rain."},
+        [{"role": "user", "content": "Sum up.\n\nIt rains."},
+         {"role": "assistant", "content": "Rain."}],
+    ),
+}  # fmt: skip
+"""Kind of row -> a row, and its messages as written by hand."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_of_any_kind_has_the_tokens_and_loss_of_its_messages_in_transformers(
+    shape: str, tmp_path: Path
+) -> None:
+    name = "chatml"
+    row, messages = SHAPES[shape]
+    assert chat_rows_of(row) == [shape]
+    theirs = AutoTokenizer.from_pretrained(write(_marked_files(name), tmp_path))
+    wanted = theirs.apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert 0 < sum(wanted["assistant_masks"]) < len(wanted["input_ids"])
+    (found,) = encoded(name, row)
+    assert found.ids == wanted["input_ids"]
+    assert list(found.columns[LEARNT]) == wanted["assistant_masks"]
 
 
 def _today() -> tuple[int, int, int]:

@@ -12,7 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, SLOTS, slots_of
+from shardyard.config.data_choices import (
+    CHAT_KEYS,
+    CHAT_TEMPLATES,
+    DATA_FORMATS,
+    SLOTS,
+    TURN_KEYS,
+    slots_of,
+)
 from shardyard.config.paths import PATHS
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
@@ -259,6 +266,19 @@ def not_trained(kind: str, tokenizer: str) -> str:
 # What contradicts itself in a recipe that learns from dialogues.
 
 
+def _mapped_keys(data: Data) -> Iterable[Problem]:
+    known = [*CHAT_KEYS, *TURN_KEYS]
+    for key, yours in (data.keys or {}).items():
+        if key not in known:
+            swapped = yours in known
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"There are {', '.join(known)}."
+            if swapped or near:
+                hint = f"Write data.keys={{{yours if swapped else near[0]}: "
+                hint += f"{key if swapped else yours}}}."
+            yield Problem("data.keys", f" has no key {show(key)} of chat rows. {hint}")
+
+
 def check_conversations(recipe: Recipe) -> Iterable[Problem]:
     """Yield problems of a recipe that trains on dialogues."""
     data, target = recipe.data, recipe.run.target or ()
@@ -270,6 +290,7 @@ def check_conversations(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("data.chat_template", text)
     if data.format != "chat":
         return
+    yield from _mapped_keys(data)
     if not task_row(recipe.task.name).reads_learnt:
         text = f"=chat: {recipe.task.name} would learn all of a dialogue. Use task.name=causal_lm."
         yield Problem("data.format", text)

@@ -27,8 +27,9 @@ _WHAT = "a network for images"
 
 _OF_TEXT = {
     "data": (
-        "mixture", "format", "text_key", "chat_template", "loss_on", "loss_share", "tokenizer",
-        "tokenizer_kind", "bos", "vocab_size", "seq_len", "attend_across_documents", "pack",
+        "mixture", "format", "text_key", "keys", "chat_template", "loss_on", "loss_share",
+        "tokenizer", "tokenizer_kind", "bos", "vocab_size", "seq_len",
+        "attend_across_documents", "pack",
         "too_long",
     ),
     "model": ("config", "module", "blocks", "router_aux_loss", "router_z_loss"),

@@ -110,6 +110,9 @@ class Data(Section):
     dialogues (docs/chat.md)."""
     text_key: str = "text"
     """JSON key or Parquet column of the text."""
+    keys: Annotated[dict[str, str], Field(min_length=1)] | None = None
+    """Your names of the keys of chat rows: {prompt: frage, completion: antwort}. null: as
+    docs/chat.md has them."""
     chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None
     """Chat template that turns dialogues into text. null: the template next to the tokenizer."""
     loss_on: Literal["answers", "all"] = "answers"

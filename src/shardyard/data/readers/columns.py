@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from shardyard.config.data_choices import TURN_KEYS, chat_rows_of
 from shardyard.config.tasks import imported
 from shardyard.data.byte_ranges import escape_text
 from shardyard.errors import SourceError
@@ -17,6 +18,8 @@ class TextOf:
     """Key of the text, unless it is made of the whole row: ``data.text_key``."""
     whole_row: str | None = None
     """module:function (row, place) -> text; equal rows give equal text."""
+    keys: tuple[tuple[str, str], ...] = ()
+    """Key that the function reads, and the key of the rows that has it: ``data.keys``."""
 
     def __call__(self, row: Any, location: object) -> str:
         """The text of a row.
@@ -26,8 +29,50 @@ class TextOf:
         """
         if self.whole_row is None:
             return _text_under(row, location, self.key)
+        if self.keys:
+            row = _renamed(row, location, dict(self.keys))
         text: str = imported(self.whole_row)(row, location)
         return text
+
+
+def _renamed(row: Any, location: object, keys: dict[str, str]) -> Any:
+    """The row with its keys as the function reads them; those of messages and turns too.
+
+    Raises:
+        SourceError: A key of the row is not there.
+    """
+    if not isinstance(row, dict):
+        return row
+    own = {key: yours for key, yours in keys.items() if key not in TURN_KEYS}
+    for key, yours in own.items():
+        if yours not in row:
+            raise SourceError(
+                f"{location}: no key {escape_text(yours)!r} (its keys: {some_keys(row)}), which "
+                f"data.keys reads as {key}. Correct data.keys or the line."
+            )
+    kept = {key: value for key, value in row.items() if key not in own.values() and key not in own}
+    renamed = {**kept, **{key: row[yours] for key, yours in own.items()}}
+    of_turn = {key: yours for key, yours in keys.items() if key in TURN_KEYS}
+    if of_turn:
+        for name in ("messages", "conversations", "prompt", "completion"):
+            if isinstance(renamed.get(name), list):
+                renamed[name] = [_renamed_turn(turn, of_turn) for turn in renamed[name]]
+    return renamed
+
+
+def _renamed_turn(turn: Any, keys: dict[str, str]) -> Any:
+    if not isinstance(turn, dict):
+        return turn
+    kept = {key: value for key, value in turn.items() if key not in keys.values()}
+    return {**kept, **{key: turn[yours] for key, yours in keys.items() if yours in turn}}
+
+
+def chat_hint(keys: Any) -> str:
+    """Say that keys are those of chat rows; empty where they are not."""
+    rows = chat_rows_of(list(keys))
+    if not rows:
+        return ""
+    return f" These are chat rows ({rows[0]}): set data.format=chat (docs/chat.md)."
 
 
 def _text_under(row: Any, location: object, text_key: str) -> str:
@@ -49,19 +94,10 @@ def _text_under(row: Any, location: object, text_key: str) -> str:
     raise SourceError(f"{location}: {found}. {_setting_for(row)} or correct the line.")
 
 
-_DIALOGUES = (
-    {"messages"},
-    {"conversations"},
-    {"prompt", "completion"},
-    {"instruction", "output"},
-)
-"""Keys of rows that are dialogues; ``data/conversations.py`` reads them."""
-
-
 def _setting_for(row: Any) -> str:
     """Return the likeliest fix of a row without the wanted text."""
     keys = set(row) if isinstance(row, dict) else set()
-    if any(wanted <= keys for wanted in _DIALOGUES):
+    if chat_rows_of(keys):
         return "It is a dialogue: set data.format=chat,"
     texts = [
         key for key in sorted(keys, key=str) if isinstance(row[key], str) and key.isidentifier()

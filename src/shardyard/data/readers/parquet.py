@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from shardyard.data.byte_ranges import Span, TextSection, escape_text
-from shardyard.data.readers.columns import TextOf, some_keys
+from shardyard.data.readers.columns import TextOf, chat_hint, some_keys
 from shardyard.data.readers.read_errors import extra
 from shardyard.errors import SourceError
 
@@ -49,7 +49,8 @@ def _check_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
         count = "no column" if text_key not in names else f"{names.count(text_key)} columns"
         raise SourceError(
             f"{path}: {count} {escape_text(text_key)!r} (its columns: {some_keys(names)}). "
-            "data.text_key names the column that holds the text. Correct data.text_key or the file."
+            "data.text_key names the column that holds the text. Correct data.text_key or the "
+            f"file.{chat_hint(names)}"
         )
     kind = table.schema_arrow.field(text_key).type
     values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
