@@ -27,7 +27,6 @@ SMALL = {
     "data/byte_ranges.py": "base types of stores, which plug-ins import",
     "data/images/digits.py": "holds the licence of its data",
     "data/in_use.py": "the agent imports it, without torch",
-    "report/terminal.py": "sits above io.terminal, and all other renderers below it",
     "doctor/finding.py": "what all checks return, without any of them",
     "elastic/preload_compiler.py": "the fork server imports it by name before it starts workers",
     "families/images/registry.py": "registry",
