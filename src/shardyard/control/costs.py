@@ -198,5 +198,5 @@ def check_groups(by: Sequence[str], month: str | None, accounts: Sequence[RunAcc
             time.strptime(month, "%Y-%m")
         except ValueError:
             raise RequestError(
-                f"--month {month} is no month. Write it as {time.strftime('%Y-%m')}."
+                f"--month {month} cannot be read. Write it as {time.strftime('%Y-%m')}."
             ) from None

@@ -239,7 +239,7 @@ def test_a_trainjob_takes_only_its_own_fields(merge: dict[str, Any]) -> None:
         (recipe_patch(kind="Pod"), "changes nothing"),
         (recipe_patch(kind="Pod", merge={}, operations=OPERATIONS[0]), "has both"),
         (recipe_patch(kind="Pod", merge={"spec": {"$patch": "replace"}}), "Use operations"),
-        (recipe_patch(kind="Pod", operations=[{"op": "move", "path": "/a"}]), "is no operation"),
+        (recipe_patch(kind="Pod", operations=[{"op": "move", "path": "/a"}]), "cannot be applied"),
         (recipe_patch(kind="Pod", operations=[{"op": "add", "path": "a", "value": 1}]), "/spec"),
         ("launch.kubernetes.labels={app.kubernetes.io/name: a}", "Leave it out"),
         ("launch.kubernetes.labels={a: 'b c'}", "Kubernetes rejects"),

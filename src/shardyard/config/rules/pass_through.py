@@ -99,8 +99,8 @@ def _operation(path: str, operation: Mapping[str, object]) -> Iterable[Problem]:
     if kind not in _OPERATIONS or not is_path or operation.keys() != wanted:
         yield Problem(
             path,
-            f"is no operation: {show(dict(operation))}. Write {{op: OP, path: /spec/FIELD, value: "
-            f"VALUE}}; OP is {', '.join(_OPERATIONS)}; remove has no value.",
+            f"cannot be applied: {show(dict(operation))}. Write {{op: OP, path: /spec/FIELD, "
+            f"value: VALUE}}; OP is {', '.join(_OPERATIONS)}; remove has no value.",
         )
 
 
@@ -130,5 +130,5 @@ def _batch(aws_batch: AwsBatch, run_tags: Mapping[str, str]) -> Iterable[Problem
             yield Problem(path, text)
     share = aws_batch.share_identifier
     if share is not None and not _SHARE.fullmatch(share):
-        text = f"={show(share)} is no share identifier. Use up to 255 letters and digits."
+        text = f"={show(share)} cannot be a share identifier. Use up to 255 letters and digits."
         yield Problem("launch.aws_batch.share_identifier", text)
