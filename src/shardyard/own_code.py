@@ -40,7 +40,7 @@ class Contract:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class FunctionSource:
     """Source of a named function, found without an import."""
 
     file: Path | None
@@ -51,11 +51,11 @@ class Source:
     """Whether there is no such module on this machine."""
 
 
-def find_source(import_path: str, contract: Contract) -> Source:
+def find_source(import_path: str, contract: Contract) -> FunctionSource:
     """Find a function by its import path in the current folder and on Python's path."""
     if not _FORM.fullmatch(import_path):
         wrong = f"={import_path!r} is not of the form package.module:function."
-        return Source(file=None, wrong=f"{wrong} It is called as {contract.call}.")
+        return FunctionSource(file=None, wrong=f"{wrong} It is called as {contract.call}.")
     module, _, name = import_path.partition(":")
     found, lacks = _spec(module)
     if found is None:
@@ -63,17 +63,18 @@ def find_source(import_path: str, contract: Contract) -> Source:
             f"={import_path}: module {lacks} is neither in {Path.cwd()} nor installed. Start in "
             "its folder, set PYTHONPATH, or install it."
         )
-        return Source(file=None, wrong=text, is_missing=True)
+        return FunctionSource(file=None, wrong=text, is_missing=True)
     if not found.origin or not found.origin.endswith(".py"):
-        return Source(file=None, wrong="")
+        return FunctionSource(file=None, wrong="")
     file = Path(found.origin)
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        return Source(file=file, wrong=f"={import_path}: {file}:{error.lineno}: {error.msg}.")
+        wrong = f"={import_path}: {file}:{error.lineno}: {error.msg}."
+        return FunctionSource(file=file, wrong=wrong)
     except (OSError, ValueError) as error:
-        return Source(file=file, wrong=f"={import_path}: {file} cannot be read: {error}.")
-    return Source(file=file, wrong=_wrong_name(tree, import_path, name, file, contract))
+        return FunctionSource(file=file, wrong=f"={import_path}: {file} cannot be read: {error}.")
+    return FunctionSource(file=file, wrong=_wrong_name(tree, import_path, name, file, contract))
 
 
 def installed_file(file: Path) -> bool:

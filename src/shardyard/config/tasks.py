@@ -147,7 +147,7 @@ TASKS: dict[str, TaskRow] = {
 """``task.name`` -> its row."""
 
 
-class OwnObjective(Protocol):
+class ObjectiveSettings(Protocol):
     """The part of the ``task`` section that names the user's own loss and metrics."""
 
     @property
@@ -172,7 +172,7 @@ def own_metric_name(import_path: str) -> str:
     return import_path.rpartition(":")[2]
 
 
-def metrics_of(task: OwnObjective) -> dict[str, Metric]:
+def metrics_of(task: ObjectiveSettings) -> dict[str, Metric]:
     """Metrics that ``run.target`` accepts: the task's, and those of the user's own.
 
     Raises:
