@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 if not __package__:  # started as a file: its folder is on the path, the repository is not
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -154,7 +154,8 @@ def _with_own_recompute(case: Case, estimate: Planner) -> tuple[Case, Estimate]:
     if not case.recompute_is_open or first.fit.verdict != DOES_NOT_FIT:
         return case, first
     found = []
-    for mode, offload in product(MODES, ("none", "activations")):
+    offloads: tuple[Literal["none", "activations"], ...] = ("none", "activations")
+    for mode, offload in product(MODES, offloads):
         techniques = replace(case.workload.techniques, offload=offload)
         workload = replace(case.workload, recompute=mode, techniques=techniques)
         answer = estimate(workload, case.cluster)

@@ -109,7 +109,8 @@ def _spec(module: str) -> tuple[ModuleSpec | None, str]:
 def _wrong_name(
     tree: ast.Module, import_path: str, name: str, file: Path, contract: Contract
 ) -> str:
-    names, is_open = {}, False
+    names: dict[str, ast.stmt] = {}
+    is_open = False
     for node in _top_level(tree.body):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

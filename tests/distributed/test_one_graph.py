@@ -32,7 +32,7 @@ ROWS = 520
 """Of the table of tokens: those of the corpus, and one that hides tokens."""
 MLP = {"gpt2": "mlp", "gpt_neox": "mlp", "bert": "intermediate"}
 ONE_GRAPH = [name for name in FAMILIES if family_of(name).is_one_graph]
-MARKS = {"llama": (), "gemma2": pytest.mark.system, "bert": pytest.mark.system}
+MARKS: dict[str, Any] = {"llama": (), "gemma2": pytest.mark.system, "bert": pytest.mark.system}
 """The quick half has one, CI two more: layers of two kinds, and no causal mask. All are slow."""
 
 

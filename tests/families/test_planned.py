@@ -37,7 +37,8 @@ def theirs(shape: ModelShape) -> torch.nn.Module:
         first_k_dense_replace=0, n_group=1, topk_group=1, tie_word_embeddings=False,
     )  # fmt: skip
     with torch.device("meta"):
-        return transformers.DeepseekV3ForCausalLM(config)
+        model: torch.nn.Module = transformers.DeepseekV3ForCausalLM(config)
+    return model
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "moonlight-16b-a3b"])

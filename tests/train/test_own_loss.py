@@ -71,7 +71,7 @@ def _plain(training: Any) -> tuple[list[tuple[float, float]], dict[str, Tensor],
     for step in range(STEPS):
         batch = training.train_source.micro_batch(range(step * BATCH, (step + 1) * BATCH), BATCH)
         loss_sum, count = own_functions.smoothed(model(batch["tokens"]).logits, dict(batch.fields))
-        (loss_sum / count).backward()
+        torch.autograd.backward(loss_sum / count)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -175,9 +175,11 @@ def test_without_a_loss_of_its_own_metrics_are_beside_those_of_the_task(
 
 
 def test_a_run_stops_at_a_target_of_a_metric_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
-    asked = {"run": {"target": {"longest": 1e3}}, "task": {"eval_every_steps": 1}}
+    asked: dict[str, Any] = {
+        "run": {"target": {"longest": 1e3}}, "task": {"eval_every_steps": 1},
+    }  # fmt: skip
     higher = make_run(tmp_path / "higher", corpus, sections(metrics=("longest",), **asked))
-    asked["task"]["lower_is_better"] = ["longest"]  # type: ignore[assignment]
+    asked["task"]["lower_is_better"] = ["longest"]
     lower = make_run(tmp_path / "lower", corpus, sections(metrics=("longest",), **asked))
     for each in (higher, lower):
         run_on_ranks(train_here, 1, each)

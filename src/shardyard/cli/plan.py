@@ -171,8 +171,8 @@ def command(
         words = shown_command(["shardyard", "plan", *recipe, "--offers"])
         blocks.append(Callout("This machine is too small. Compare machines to rent:", words))
     if found.day_prices:
-        prices = [(p.kind, p.rate.usd_per_hour, p.rate.source) for p in found.day_prices]
-        blocks.append(day_prices_section(prices))
+        rates = [(p.kind, p.rate.usd_per_hour, p.rate.source) for p in found.day_prices]
+        blocks.append(day_prices_section(rates))
     offers = offers_section(
         found.offers, found.requested, has_chart=False, deadline_s=deadline, budget_usd=budget
     )

@@ -4,7 +4,7 @@ Builders (plan, report, comparison, study, drill) make blocks out of plain text 
 markup. ``html.py``, ``markdown.py`` and ``terminal.py`` render them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -205,7 +205,7 @@ class Listing(_Block):
 class Choice(_Block):
     """Charts by option, of which a reader chooses one, and curves that can be hidden."""
 
-    options: dict[str, Sequence[Chart]]
+    options: Mapping[str, Sequence[Chart]]
     toggles: Sequence[tuple[int, str, str]]
     """Number, swatch as SVG, and name of each group of curves."""
 

@@ -7,8 +7,9 @@ Shape suffixes in this file:
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -195,7 +196,8 @@ class ImageComputation(Computation[MicroBatch]):
         return _ImageLoss(loss, count if has_weight else 0.0 * count, logits_BC, fields)
 
 
-class _ImageLoss(NamedTuple):
+@dataclass(frozen=True)
+class _ImageLoss:
     """Losses of one micro-batch."""
 
     loss: Tensor

@@ -63,8 +63,9 @@ class OwnObjective:
         found = {}
         for name, metric in self.metrics.items():
             answer = metric(outputs, batch)
-            pair = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
-            sums_B, counts_B = pair
+            is_pair = isinstance(answer, tuple) and len(answer) == 2
+            sums_B: Any = answer[0] if is_pair else answer
+            counts_B: Any = answer[1] if is_pair else None
             if counts_B is None and isinstance(sums_B, Tensor):
                 counts_B = torch.ones_like(sums_B)
             for each in (sums_B, counts_B):

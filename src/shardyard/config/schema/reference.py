@@ -105,9 +105,10 @@ def _by_optimizer(setting: str) -> list[str]:
             values = [f"{row.weight_decay:g} for {name}" for name, row in OPTIMIZERS.items()]
             return [f"auto: {', '.join(values)}."]
         case "betas":
-            known = [(name, row.betas) for name, row in OPTIMIZERS.items() if row.betas]
-            values = [f"{list(betas)} for {name}" for name, betas in known]
-            return [f"Default: {', '.join(values)}; others have none."]
+            betas = [
+                f"{list(row.betas)} for {name}" for name, row in OPTIMIZERS.items() if row.betas
+            ]
+            return [f"Default: {', '.join(betas)}; others have none."]
         case _:
             readers = readers_of(key)
             return [f"Only for {' and '.join(readers)}."] if readers else []

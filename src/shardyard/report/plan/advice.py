@@ -169,7 +169,8 @@ def _sides(plan: Plan, change: Change | None, now: Plan) -> tuple[str, str]:
         return "", ""
     if change.effect is not None and change.effect.verdict == IN_USE:
         return "in use", ""
-    plus, minus = [], []
+    plus: list[str] = []
+    minus: list[str] = []
     if plan.fits != now.fits:
         (minus if plan.fits in ("tight", "does not fit") else plus).append(plan.fits)
     for name, then, before in (
@@ -251,15 +252,15 @@ _MOST_IN_WORDS = 8
 def ranks_blocks(ranks: RankPlacement) -> list[Block]:
     """Rank -> node, device, and its group and place on each axis that is split."""
     axes = ranks.axes
-    heads = ("axis", "ranks", "groups", "ranks of group 0", "a group is")
     blocks: list[Block] = []
     if axes:
-        blocks.append(Table(heads, [_axis_row(axis, ranks) for axis in axes]))
+        axis_heads = ("axis", "ranks", "groups", "ranks of group 0", "a group is")
+        blocks.append(Table(axis_heads, [_axis_row(axis, ranks) for axis in axes]))
     names = [axis.name for axis in axes]
     if ranks.count <= MOST_RANKS:
         note = "group:place on each axis" if axes else ""
         rows = [_rank_row(rank, ranks, axes) for rank in range(ranks.count)]
-        heads = ("rank", "node", "device", *names, note)
+        heads = ["rank", "node", "device", *names, note]
     else:
         shown = range(ranks.nodes if ranks.nodes <= MOST_NODES else _FIRST_NODES)
         rows = [_node_row(node, ranks, axes) for node in shown]
@@ -267,7 +268,7 @@ def ranks_blocks(ranks: RankPlacement) -> list[Block]:
             rows.append(("...", *[""] * (len(names) + 2)))
             rows.append(_node_row(ranks.nodes - 1, ranks, axes))
         note = "groups:places on each axis; --json has every rank"
-        heads = ("node", "ranks", "devices", *names, note)
+        heads = ["node", "ranks", "devices", *names, note]
     return [*blocks, Table(heads, [(*row, "") for row in rows])]
 
 
