@@ -387,8 +387,8 @@ def test_files_and_settings_that_a_page_names_exist(page: Path) -> None:
         name = code.partition("=")[0]
         if re.fullmatch(r"[\w/]+/\w+\.(py|yaml|md)", code):
             places = (ROOT / code, ROOT / "src" / "shardyard" / code, page.parent / code)
-            is_made_by_a_run = code.endswith("recipe.yaml")
-            wrong += [code] if not is_made_by_a_run and not any(p.exists() for p in places) else []
+            is_elsewhere = code.endswith("recipe.yaml") or code.startswith("/")
+            wrong += [code] if not is_elsewhere and not any(p.exists() for p in places) else []
         elif re.fullmatch(r"[a-z]+\.[a-z_]+", name) and name.partition(".")[0] in sections:
             is_file = name.endswith(".safetensors") or any((ROOT / "src").rglob(name))
             # a section, as `observe.wandb`, is named by itself too
@@ -485,7 +485,7 @@ def test_a_tutorial_shows_what_its_plan_prints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
-    assert len(shown) > 2, page
+    assert len(shown) > 1, page
     said = re.search(r"# exit code (\d+)", line)
     assert main(shlex.split(line, comments=True)[1:]) == (int(said[1]) if said else 0)
     answer = capsys.readouterr()

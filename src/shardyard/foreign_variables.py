@@ -204,3 +204,17 @@ def reject_multi_process_start(verb: str, environ: Mapping[str, str]) -> None:
             f"{environ[which]}), and each would do the same on its own. Shardyard starts a process "
             f"per device itself: {instead}. If the variables are left over, `unset {many} {which}`."
         )
+
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The second is the name of torch before 2.9, which is still read."""
+
+
+def enable_expandable_segments(device: str, environ: MutableMapping[str, str]) -> None:
+    """Have torch take memory of CUDA devices in segments that grow.
+
+    What was freed in other sizes is then not lost to the next request. A setting of the allocator
+    that is there stays as it is. torch reads it when it is imported.
+    """
+    if device == "cuda" and not any(name in environ for name in _ALLOCATOR_VARIABLES):
+        environ[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"

@@ -27,13 +27,12 @@ from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.elastic.forkserver import (
-    enable_expandable_segments,
     gc_paused,
     skip_shape_inference,
 )
 from shardyard.elastic.shared_memory import NOTES, AgentMemory
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
-from shardyard.foreign_variables import remove_for_agent
+from shardyard.foreign_variables import enable_expandable_segments, remove_for_agent
 from shardyard.io.files import make_folder
 from shardyard.io.sanitize import log_line
 from shardyard.observe.exporter import RunReader, serve_metrics
@@ -102,7 +101,7 @@ def _conduct(
     # before the fork server, which passes on where they are
     slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
     notes = AgentMemory.create(NOTES)
-    enable_expandable_segments(resolved.recipe, os.environ)
+    enable_expandable_segments(resolved.recipe.cluster.device, os.environ)
     forkserver.start(
         forkserver.preload_of(resolved.recipe) if preload is None else preload,
         secrets=resolved.recipe.secrets,

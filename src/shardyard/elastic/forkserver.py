@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import util
@@ -116,19 +116,6 @@ def preload_of(recipe: Recipe) -> tuple[str, ...]:
     of_compiler = ("shardyard.elastic.preload_compiler",) if recipe.model.compile else ()
     of_fp8 = ("shardyard.parallel.float8",) if recipe.precision.compute == "fp8" else ()
     return (*_ALWAYS, *of_task, *of_compiler, *of_fp8)
-
-
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The second is the name of torch before 2.9, which is still read."""
-
-
-def enable_expandable_segments(recipe: Recipe, environ: MutableMapping[str, str]) -> None:
-    """Have torch take a CUDA device's memory in segments that grow: what was freed in other sizes
-    is not lost to the next request. What somebody said of the allocator stays as it is."""
-    if recipe.cluster.device == "cuda" and not any(
-        name in environ for name in _ALLOCATOR_VARIABLES
-    ):
-        environ[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
 
 
 _for_workers: dict[str, str] = {}
