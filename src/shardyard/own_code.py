@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """How Shardyard calls a function of the user's own, and what it expects of it."""
+    """Call of a function of the user's own, and what it must return."""
 
     call: str
     """Call as a user would write it: ``loss(outputs, batch)``."""

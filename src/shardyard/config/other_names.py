@@ -16,12 +16,12 @@ from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, optimizer_by_alia
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What an unknown key means here."""
+    """Meaning of an unknown key."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted setting -> value."""
     words: str = ""
-    """Where no setting states it: what there is instead."""
+    """Hint in words, for a key without a counterpart."""
     is_translated: bool = False
     """Whether the value is another than the one that was given."""
 
@@ -40,7 +40,7 @@ lookups: list[Lookup] = []
 
 
 def meaning_of(name: str, value: Any) -> Meaning | None:
-    """What a name of another trainer means here; None: it is not in the table.
+    """Return the meaning of a name of another trainer; None: it is not in the table.
 
     Args:
         value: As YAML reads it.
@@ -54,7 +54,7 @@ def meaning_of(name: str, value: Any) -> Meaning | None:
 
 
 def meaning_elsewhere(name: str, value: Any, *, by_pattern: bool) -> Meaning | None:
-    """What further tables know of a name."""
+    """Return the meaning of a name in further tables."""
     plain = _plain(name)
     return next((found for each in lookups if (found := each(plain, value, by_pattern))), None)
 

@@ -270,7 +270,7 @@ def _unknown_section(section: str, content: Any, valid_sections: set[str]) -> Pr
 
 
 def _meant_inside(section: str, content: dict[str, Any]) -> str | None:
-    """What the keys of a section that is not there mean, the first five of them."""
+    """Meaning of the keys of an unknown section, the first five of them."""
     found = [_meaning(f"{section}.{key}", None, value) for key, value in content.items()]
     known = [each for each in found if each is not None][:5]
     overrides = " ".join(each.overrides for each in known if each.settings)

@@ -20,13 +20,13 @@ from shardyard.rundir.layout import RunDir
 
 OWNER, LAUNCHER, MONTH = "owner", "launcher", "month"
 GROUPS = (OWNER, LAUNCHER, MONTH)
-"""What costs can be added up by, besides tags."""
+"""Keys, besides tags, by which costs can be added up."""
 NOT_COUNTED = "storage, side jobs, traffic, waiting for nodes, and clusters without a run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunAccount:
-    """Who a run belongs to, and what it has cost."""
+    """Owner and cost of a run."""
 
     run_id: str
     owner: str

@@ -355,7 +355,7 @@ def _note_site(recipe: Recipe) -> None:
 
 
 def _meaning_in_tables(name: str, value: Any, by_pattern: bool) -> Meaning | None:
-    """What the tables of `shardyard import` say of an unknown key."""
+    """Look up an unknown key in the tables of `shardyard import`."""
     from shardyard.importers.configs.other_names import meaning_in_tables  # only after an error
 
     return meaning_in_tables(name, value, by_pattern)

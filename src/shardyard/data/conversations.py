@@ -104,7 +104,7 @@ def _messages_of(row: Row) -> Messages:
 
 
 def _mapping(row: Row) -> str:
-    """How two texts of a row would be mapped; empty where it has no two."""
+    """Return a mapping of two texts of a row; empty where it has no two."""
     texts = [escape_text(key) for key, value in row.items() if isinstance(value, str)][:2]
     if len(texts) < 2 or not all(text.isidentifier() for text in texts):
         return ""

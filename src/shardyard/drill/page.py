@@ -1,4 +1,4 @@
-"""What a drill has found, as one value: its page, and the table that the verb prints."""
+"""Findings of a drill as one value: its page, and the table that the verb prints."""
 
 from collections.abc import Iterator
 

@@ -150,7 +150,7 @@ def deduplicated_dispatch_s(
         return 0.0
 
     def others(places: int) -> float:
-        """How many of them a token is copied to, its own not counted."""
+        """Return the number of other places that a token is copied to."""
         return (places - 1) * (1 - (1 - 1 / places) ** visits) if places > 1 else 0.0
 
     nodes, near = group.nodes, min(size, group.per_node)

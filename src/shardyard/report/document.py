@@ -15,7 +15,7 @@ class Text(str):
     """Text of a cell, with what a page shows in addition; other media print only the text."""
 
     source: str
-    """Where a number comes from: shown under the pointer and on keyboard focus."""
+    """Source of a number, shown under the pointer and on keyboard focus."""
     kind: str
     """``code``, ``copy`` (code to copy), ``good``, ``bad``, ``muted``, ``prompt`` or ``badge X``.
     """
@@ -136,7 +136,7 @@ class Table(_Block):
     is_sortable: bool = False
     """Whether a reader can choose the column of numbers that sorts the rows, the least first."""
     name: str = ""
-    """Of a sortable table: unique on its page."""
+    """Name of a sortable table, unique on its page."""
 
     def for_medium(self, medium: Medium) -> "tuple[list[Head], list[list[str]]]":
         """Return the heads and cells that a medium shows."""

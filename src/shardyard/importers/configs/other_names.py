@@ -37,7 +37,7 @@ _QUANTITIES: Mapping[str, tuple[str, Any]] = {
 
 
 def meaning_in_tables(name: str, value: Any, by_pattern: bool) -> Meaning | None:
-    """What the tables say of a name and its value; None: none of them knows it.
+    """Return the meaning of a name and its value in the tables; None: none of them knows it.
 
     Args:
         by_pattern: Whether patterns such as ``hub_*`` count too.

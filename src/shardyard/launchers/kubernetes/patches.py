@@ -180,7 +180,7 @@ def _at(item: Any, path: Sequence[str]) -> Any:
 
 
 def _kept_paths(item: Object) -> Iterator[tuple[str, ...]]:
-    """What teardown finds an object or a pod by, and what may not be added to it."""
+    """Labels by which teardown finds an object or a pod; no patch may change them."""
     yield from (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"))
     yield from (tuple(path.split(".")) for path in _NOT_ADDED)
     for notes in ("labels", "annotations"):

@@ -1,4 +1,4 @@
-"""What each technique and each lever would do to a plan, and which rank is where, as blocks."""
+"""Effect of each technique and lever on a plan, and the place of each rank, as blocks."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -164,7 +164,7 @@ def _change(then: float | None, now: float | None) -> str:
 
 
 def _sides(plan: Plan, change: Change | None, now: Plan) -> tuple[str, str]:
-    """What gets better, and what gets worse."""
+    """Return what gets better, and what gets worse."""
     if change is None:
         return "", ""
     if change.effect is not None and change.effect.verdict == IN_USE:

@@ -1,4 +1,4 @@
-"""What a plan says, as blocks: the page shows all of them, the terminal those that it asks for.
+"""A plan as blocks: the page shows all of them, the terminal those that it asks for.
 
 Pure: a plan, and what a search and a comparison of offers found, in; values out.
 """
