@@ -41,7 +41,7 @@ NO_LENGTHS = [
 
 @pytest.mark.parametrize("text", NO_LENGTHS)
 def test_anything_else_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no length of time such as 90min, 24h or 1\.5d"):
+    with pytest.raises(ValueError, match=r"is not a length of time such as 90min, 24h or 1\.5d"):
         parse_seconds(text)
 
 

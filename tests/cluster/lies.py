@@ -350,7 +350,7 @@ def _(_case: Case) -> None:
     refuse("elbv2", "DescribeLoadBalancers", "AccessDenied", "not authorized")
 
 
-@lie("a list that is throttled", named="not known whether any is left: EFS file system .*too often")
+@lie("a list that is throttled", named="not known whether any is left: EFS file system .*throttled")
 def _(_case: Case) -> None:
     refuse("efs", "DescribeFileSystems", "ThrottlingException", "Rate exceeded")
 

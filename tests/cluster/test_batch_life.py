@@ -214,7 +214,7 @@ def test_nothing_is_removed_while_jobs_are_in_the_queue(
     for state in ALIVE:
         account.jobs = [(state, "shardyard-bert")]
         with pytest.raises(
-            RequestError, match=r"1 jobs are in its queues .shardyard-bert.*Nothing"
+            RequestError, match=r"1 jobs are in its queues .shardyard-bert.*All of it was kept"
         ):
             gone(world)
     assert (stacks(), queues()) == (MADE, OPEN)

@@ -330,7 +330,7 @@ def test_a_cluster_of_the_name_in_another_account_is_not_taken_for_it(
 
 def test_a_claim_that_nothing_can_mount_is_refused(tmp_path: Path, account: Standing) -> None:
     account.claim("shared", "Pending")
-    with pytest.raises(RequestError, match=r"is there and Pending.*storage\.claim"):
+    with pytest.raises(RequestError, match=r"exists and is Pending.*storage\.claim"):
         surveyed(described(*LUSTRE), tmp_path, account)
 
 
@@ -389,7 +389,7 @@ def test_a_cluster_that_is_not_ready_is_told(tmp_path: Path, account: Standing) 
         return answer
 
     TOLD["eks", "DescribeCluster"] = failing
-    with pytest.raises(CapacityError, match=r"theirs is FAILED.*says that it is ACTIVE"):
+    with pytest.raises(CapacityError, match=r"theirs is FAILED.*once it is ACTIVE"):
         surveyed(described(*ASKED), tmp_path, account)
 
 

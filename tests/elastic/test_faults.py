@@ -21,5 +21,5 @@ def test_steps_are_read_and_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("text", ["weights@3", "gradient@0", "gradient@3;weight@4", "1", "weight@"])
 def test_another_form_is_refused_with_the_right_one(text: str) -> None:
-    with pytest.raises(RequestError, match=r"no list of faults.*gradient@STEP.*Unset it"):
+    with pytest.raises(RequestError, match=r"not a list of faults.*gradient@STEP.*Unset it"):
         read_faults({VARIABLE: text})

@@ -201,7 +201,7 @@ def _used(folder: str, name: str, words: str) -> list[bool]:
 
 
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore:.*Nothing is left to train")
+@pytest.mark.filterwarnings("ignore:.*No step is left to train")
 @pytest.mark.parametrize(("name", "words"), [("dense", "tp=2"), ("sparse", "ep=2")])
 def test_samples_losses_and_checkpoints_of_a_model_of_ones_own(
     name: str, words: str, tmp_path: Path

@@ -367,7 +367,7 @@ def test_what_an_axis_cannot_keep_is_named_with_the_line_to_write() -> None:
         "called with output_hidden_states=True", "Leave labels out to get logits",
         "called with no input_ids", "All must be (samples, tokens)", "keep no keys and values",
         "shardyard.export(model, folder)", "Pad on the right", "shardyard.forward_backward(model",
-        "give the largest batch first", "a loss needs labels", "logits are on the last",
+        "give the largest batch first", "a loss needs labels", "logits are only on the last",
         "Clip all of them by norm 2", 'Leave gradients="mean"', "Leave blocks out",
         "is in no mesh yet",
     ]  # fmt: skip
@@ -392,7 +392,7 @@ def _with_router_loss() -> Any:
     [
         (_of_bf16, r"weights in torch.bfloat16.*Call model.float\(\)"),
         (_with_router_loss, r"output_router_logits=True.*Set it to False"),
-        (lambda: nn.Linear(2, 2), r"and Linear is none.*plan=.*experts="),
+        (lambda: nn.Linear(2, 2), r"and Linear is not one of them.*plan=.*experts="),
     ],
 )
 def test_a_model_that_no_axis_can_split_is_named_at_once(

@@ -145,7 +145,7 @@ def test_a_script_killed_during_a_write_ends_with_every_bit_of_an_unbroken_one(
         unbroken, True
     )
     _, said = run_on_ranks(_trained, ranks, layout, folder, 5, 0.2, None)[0]
-    assert "step-00000005 holds step 5. Nothing is left to train of steps(5, ...)." in said[0]
+    assert "step-00000005 holds step 5. No step is left to train of steps(5, ...)." in said[0]
     assert "in the checkpoint are used: lr=0.1 (your script: 0.2)." in said[0]
     _, said = run_on_ranks(_trained, 1, "", folder, 6, 0.1, None)[0]
     assert "was to end at step 5; this one ends at 6" in said[0]

@@ -204,7 +204,7 @@ def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
             "differing": ("rank 1 has built the model with other weights", "torch.manual_seed"),
             "twice": ("has been through parallelize() or wrap() already", "Call it once"),
             "no gradients": ("no gradients to clip", "accumulate"),
-            "no batches": ("there are no batches",),
+            "no batches": ("no batches",),
             "uneven": ("rank 1 has 2 micro-batches and rank 0 has 1", "-100"),
             "other samples": ("different samples", "mesh.data_rank"),
             "mask": ("labels where its attention_mask is 0", "label -100"),

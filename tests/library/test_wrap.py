@@ -61,7 +61,9 @@ def test_an_axis_that_splits_a_module_of_ones_own_is_refused(
 ) -> None:
     monkeypatch.setenv("SHARDYARD_PARALLEL", f"dp_shard=2,{axis}=2")
     model = _module()
-    with pytest.raises(RequestError, match=r"known families by tp, cp, ep and pp .* is none"):
+    with pytest.raises(
+        RequestError, match=r"known families by tp, cp, ep and pp .* is not one of them"
+    ):
         shardyard.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -76,7 +78,7 @@ def test_the_axes_of_a_recipe_are_read() -> None:
 def test_a_word_that_is_no_degree_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_PARALLEL", given)
     model = _module()
-    with pytest.raises(RequestError, match=r"is no degree of an axis.*dp_shard=8,zero=2"):
+    with pytest.raises(RequestError, match=r"is not a degree of an axis.*dp_shard=8,zero=2"):
         shardyard.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

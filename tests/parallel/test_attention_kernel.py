@@ -105,7 +105,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str]] = [
         },
         "llama-tiny",
         "takes no mask, and data.attend_across_documents=false is one: only a CUDA device's kernel "
-        "is told where documents begin",
+        "takes the bounds of documents",
     ),
     (
         {
@@ -120,8 +120,8 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str, str]] = [
             "precision": {"compute": "bf16"}, "task": {"name": "masked_lm"},
         },
         "bert-tiny",
-        "takes no mask, and padding that is not to be seen is one: documents are told apart where "
-        "tokens see earlier ones alone",
+        "takes no mask, and padding that is not to be seen is one: documents are separated "
+        "only where tokens see earlier ones",
     ),
 ]  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_a_rehearsal_and_all_else_that_is_wrong_is_told_at_once(tmp_path: Path) 
     text = str(caught.value)
     assert "3 problems" in text
     assert "it is a rehearsal: its rates have no meaning" in text
-    assert "hardware.name=None is no text" in text
+    assert "hardware.name=None is not text" in text
     assert "rate='fast' of 'sum in place' is not a number above 0" in text
     assert "Measure the planned device: python -m benchmarks.gpu.ceilings" in text
 

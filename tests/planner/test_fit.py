@@ -140,7 +140,7 @@ def test_modes_differ_where_it_matters() -> None:
 @pytest.mark.parametrize(
     ("words", "mode", "why"),
     [
-        (["cluster.device=cpu"], "none", "no device whose memory is known"),
+        (["cluster.device=cpu"], "none", "the memory of no device is known"),
         ([P5, "cluster.nodes=2", "elastic.min_nodes=1"], "full", "nodes may come and go"),
         ([P5, "model.compile=true", "parallel.tp=2"], "none", "would not be compiled"),
         ([P5, *IMAGES, "optim.micro_batch=2"], "none", "the first that fits as planned"),

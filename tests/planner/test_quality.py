@@ -23,5 +23,7 @@ def test_bert_on_twice_the_nodes_converges_in_fifteen_to_sixteen_hours() -> None
 
 @pytest.mark.parametrize("critical_batch", [0, -1, math.nan, math.inf])
 def test_a_critical_batch_that_is_no_number_of_samples_is_refused(critical_batch: float) -> None:
-    with pytest.raises(RequestError, match=r"is no number of samples.*Give one above 0, or leave"):
+    with pytest.raises(
+        RequestError, match=r"is not a number of samples.*Give one above 0, or leave"
+    ):
         samples_factor(1024, critical_batch=critical_batch)

@@ -148,7 +148,7 @@ def test_watched_and_nothing_found_is_healthy(tmp_path: Path) -> None:
     writer.write()
     assert "no node wrote telemetry" in health_of(read_run(writer.run)).words
     write_telemetry(writer.run, 0, devices=0)
-    assert health_of(read_run(writer.run)).words == "Healthy: one node watched, nothing found."
+    assert health_of(read_run(writer.run)).words == "Healthy: one node watched, no faults."
 
 
 def test_a_counter_that_stands_still_has_no_panel_and_rates_have_units(tmp_path: Path) -> None:

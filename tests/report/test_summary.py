@@ -165,7 +165,7 @@ def test_a_run_in_training_says_that_it_goes_on(tmp_path: Path) -> None:
     run = writer.write()
     lease = Lease(run.lease)
     assert summary_of(run).state == "running"
-    assert "it goes on" in summary_of(run).state_reason
+    assert "it continues" in summary_of(run).state_reason
     lease.close()
     assert summary_of(run).state == "lost"
     assert "without a word" in summary_of(run).state_reason
@@ -205,7 +205,7 @@ def test_files_of_another_version_are_left_out_and_not_guessed(tmp_path: Path) -
     summary = summary_of(run)
     assert summary.comparisons == ()
     assert summary.steps_planned is None
-    assert "no plan.json" in summary.mfu_note
+    assert "plan.json is missing" in summary.mfu_note
 
 
 def test_a_folder_without_any_attempt_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -191,5 +191,5 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(corpus: Corpus, tmp_
     }
     make_run(run.path, corpus, sections)
     told = run_on_ranks(train_with, 1, run, weight(1))[0]
-    assert "There is no checkpoint yet." in told.outcome
+    assert "No checkpoint was saved yet." in told.outcome
     assert not run.best.exists()

@@ -63,7 +63,10 @@ def test_it_is_refused_before_anything_is_rendered_also_in_a_dry_run(
     options = ("--on", launcher, "--dry-run") if verb == "launch" else ()
     env = json.dumps({WRONG_NAMES[0]: "v"})
     assert main([verb, "model.preset=llama-tiny", f"launch.env={env}", *options]) == 2
-    assert f"launch.env: {WRONG_NAMES[0]!r} is no name of an environ" in capsys.readouterr().err
+    assert (
+        f"launch.env: {WRONG_NAMES[0]!r} is not a valid name of an environ"
+        in capsys.readouterr().err
+    )
 
 
 def test_names_of_letters_digits_and_underscores_pass() -> None:

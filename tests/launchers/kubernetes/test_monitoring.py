@@ -229,5 +229,7 @@ def test_a_launcher_that_installs_other_things_says_where_to_read(tmp_path: Path
             raise AssertionError(request, ledger)
 
     target = Target(launcher=Plain(), request=request_for(), ledger=Ledger(tmp_path / "ledger"))
-    with pytest.raises(RequestError, match=r"installed on the machines of .*docs/monitoring\.md"):
+    with pytest.raises(
+        RequestError, match=r"installs no monitoring on the machines.*docs/monitoring\.md"
+    ):
         missing_on(target, "monitoring")

@@ -24,6 +24,10 @@ _ONE_OF = (
 """Groups of settings: a source's default counts only if no setting of its group is given."""
 
 
+WITH_ANY_ARGUMENTS = "it does so with any arguments of the Trainer"
+"""End of the origin of a default that the Trainer's arguments do not change."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SettingClaim:
     """A value of a setting or quantity, and who says so."""
@@ -195,7 +199,7 @@ def _decide(job: CombinedConfig, source: Implied) -> None:
     for name, value in source.decides.items():
         said = job.claims.get(name)
         if name not in job.overrides and (said is None or not said.of_accelerate):
-            origin = source.describe_origin(name, "it does so with any arguments of the Trainer")
+            origin = source.describe_origin(name, WITH_ANY_ARGUMENTS)
             job.claims[name] = SettingClaim(
                 name=name, value=value, origin=origin, has_note=name in source.notes
             )

@@ -11,7 +11,13 @@ from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.importers.configs import kubeflow, scripts, shardyard_manifest, shell
-from shardyard.importers.configs.combine import CombinedConfig, Implied, combine, resolve_rejected
+from shardyard.importers.configs.combine import (
+    WITH_ANY_ARGUMENTS,
+    CombinedConfig,
+    Implied,
+    combine,
+    resolve_rejected,
+)
 from shardyard.importers.configs.detect import SOURCES, Source, source_of
 from shardyard.importers.configs.rules import (
     QUANTITIES,
@@ -369,7 +375,7 @@ def _drop_unused(outcome: Outcome, job: CombinedConfig) -> Outcome:
 def _is_decided(outcome: Outcome, job: CombinedConfig) -> bool:
     claim = job.claims.get("optim.grad_clip")
     says = outcome.result.settings
-    return "optim.grad_clip" in says and claim is not None and "whatever" in claim.origin
+    return "optim.grad_clip" in says and claim is not None and WITH_ANY_ARGUMENTS in claim.origin
 
 
 def _check_recipe(
