@@ -232,7 +232,9 @@ def test_nothing_is_removed_while_pods_use_the_accelerators(world: World, accoun
         "status": {"phase": "Running"},
         "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
     }
-    with pytest.raises(RequestError, match=r"1 pods use its accelerators .team/bert-0.*Nothing"):
+    with pytest.raises(
+        RequestError, match=r"1 pods use its accelerators .team/bert-0.*All of it was kept"
+    ):
         gone(world)
     assert stacks() == MADE
 

@@ -254,7 +254,9 @@ def test_one_that_is_not_held_any_more_is_told(come: Callable[[], Node]) -> None
     meet([first, second], generation=4)
     with (
         linked(first) as link,
-        pytest.raises(wire.SnapshotRejectedError, match="no snapshot of rank 1 and step 5 here"),
+        pytest.raises(
+            wire.SnapshotRejectedError, match="this node has no snapshot of rank 1 and step 5"
+        ),
     ):
         wire.get(
             link, SnapshotId(5, 4), rank=1, world_size=2, allocate=lambda _t, _h: mmap.mmap(-1, 1)

@@ -89,7 +89,7 @@ def test_what_stands_in_the_place_of_a_ledger_does_not_say_that_nothing_is_left(
     ledger = Ledger(tmp_path / "ledger.jsonl")
     make(ledger.path)
     for look in (ledger.live, ledger.jobs, ledger.all):
-        with pytest.raises(StorageError, match=r"cannot be read: .* and cost money. Bring"):
+        with pytest.raises(StorageError, match=r"cannot be read: .* and cost money. Restore"):
             look()
 
 

@@ -180,4 +180,4 @@ def test_another_snapshot_than_the_one_that_was_named_is_not_taken(
     found, (refused,) = latest_snapshot(
         memory, local_ranks=1, group=alone, rank=0, world_size=1, timeout_s=60.0
     )
-    assert found is None and "no snapshot of rank 0 and step 6 here" in refused.reason
+    assert found is None and "this node has no snapshot of rank 0 and step 6" in refused.reason
