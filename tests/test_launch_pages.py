@@ -32,7 +32,9 @@ from shardyard.io.yaml import read_yaml
 from shardyard.launchers.kubernetes.objects import to_yaml
 from tests.test_docs import _FENCED, ROOT, files_of
 
-WAYS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+NO_CLUSTER = "own-code.md"
+"""The tutorial that stays on one machine."""
+WAYS = sorted(p for p in (ROOT / "docs/tutorials").glob("*.md") if p.name != NO_CLUSTER)
 """From an empty account to a trained model and back."""
 PAGES = sorted([*(ROOT / "docs").glob("launch*.md"), *WAYS])
 EXAMPLE = "examples/llama2-7b-finetune.yaml"

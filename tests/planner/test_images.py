@@ -268,7 +268,9 @@ def test_zero_3_gathers_in_every_pass() -> None:
 
 def test_a_device_without_rates_is_refused() -> None:
     bare = replace(cluster(), accelerator=replace(DEVICE, achievable={}))
-    with pytest.raises(RequestError, match=r"the speed of a fp16 product on Test is not measured"):
+    with pytest.raises(
+        RequestError, match=r"the speed of a fp16 product on Testing 1 is not measured"
+    ):
         timed(step(replicate=8), bare)
     with pytest.raises(RequestError, match=r"the layout has 16 ranks, but test x 1 has 8 devices"):
         timed(step(replicate=16), cluster())

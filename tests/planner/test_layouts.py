@@ -303,7 +303,8 @@ def test_fewer_samples_than_any_layout_can_share_are_refused() -> None:
 
 def test_devices_that_nobody_measured_are_refused_by_name() -> None:
     cluster = rented("trn1.32xlarge")
-    with pytest.raises(RequestError, match=r"on Trainium1, so layouts cannot be .* another"):
+    words = r"on Trainium1 is not measured, so layouts cannot be .* another"
+    with pytest.raises(RequestError, match=words):
         search(step_of("llama2-7b", cluster), cluster)
 
 

@@ -253,7 +253,7 @@ def test_what_a_function_returns_is_held_to_what_it_must(corpus: Corpus, tmp_pat
         "no_loss": "returned (Linear, int). It must return two things",
         "other": "model.blocks='blocks' names no module",
         "scalar": "with its value: nn.Parameter(torch.tensor([2.5])) computes the same. Or let ",
-        "gone": "wrong has no gone. Name a function that makes the model.",
+        "gone": "wrong.py has no gone. Define it",
         "nowhere": "module wrong.deeper is not found here",
     }
     assert told.keys() == expected.keys()

@@ -334,8 +334,10 @@ def _leaves(section: str | None) -> dict[str, str]:
 
 
 def _same_leaf(key: str, section: str | None) -> str | None:
-    """A setting elsewhere with this last part."""
-    return next((name for name, leaf in _leaves(section).items() if leaf == key), None)
+    """A setting elsewhere with this last part; of a part of a section, in that section."""
+    top = f"{section.partition('.')[0]}." if section and "." in section else ""
+    found = (name for name, leaf in _leaves(section).items() if leaf == key)
+    return next((name for name in found if name.startswith(top)), None)
 
 
 def _nearest_inside(key: str, section: str | None) -> str | None:
