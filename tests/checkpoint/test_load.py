@@ -245,7 +245,7 @@ def test_what_is_no_tensor_is_refused_by_the_planner() -> None:
         storage_offsets=torch.Size([0]),
         lengths=torch.Size([0]),
     )
-    with pytest.raises(CheckpointError, match=r"x is no tensor.*could run code"):
+    with pytest.raises(CheckpointError, match=r"x is not a tensor.*could run code"):
         TensorsOnlyPlanner().load_bytes(item, io.BytesIO())
 
 

@@ -198,7 +198,7 @@ UNKNOWN_KEYS = [
     ("optim.learning_rate=1", "Did you mean optim.lr?"),
     ("optim.seq_len=1", "Did you mean data.seq_len?"),
     ("lr=1", "lr: an override names section and setting. Did you mean optim.lr=1?"),
-    ("task.zzz=1", "task has: name, eval_every_steps"),
+    ("task.zzz=1", "task has: name, loss, metrics"),
     ("launch.qqqqqq=1", "launch has: image, run_dir"),
     ("launch.slurm.partitoin=a", "Did you mean launch.slurm.partition?"),
     ("launch.slurm.zzzzzz=a", "launch.slurm has: partition, account"),

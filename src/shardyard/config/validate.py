@@ -306,7 +306,8 @@ def _meaning(key: str, section: str | None, value: Any) -> Meaning | None:
         or _as_meaning(_nearest_inside(key, section), value)
         or near_meaning(key, value)
         or _as_meaning(_nearest_name(key, section), value)
-        or meaning_elsewhere(key, value, by_pattern=True)
+        # whoever writes a part of one of our sections does not write another trainer's file
+        or (None if "." in (section or "") else meaning_elsewhere(key, value, by_pattern=True))
     )
 
 
