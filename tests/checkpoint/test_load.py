@@ -290,7 +290,7 @@ def test_a_checkpoint_of_format_1_that_holds_nan_is_passed_over_loudly(
     assert chosen is not None and chosen.step == 2
     assert str(chosen.damaged[0]) == (
         "step-00000003 is damaged: rank-00000.safetensors: model.w holds NaN, so training cannot "
-        "go on from it"
+        "continue from it"
     )
     assert (steps / "step-00000003.damaged").is_dir()
 
