@@ -126,4 +126,4 @@ def test_a_file_of_format_1_that_is_no_safetensors_is_damage_though_its_checksum
     folder: Path,
 ) -> None:
     seal(folder, dict(read_manifest(folder).files), version=1)
-    assert reasons(folder)[0].startswith("a.safetensors: is no safetensors file: ")
+    assert reasons(folder)[0].startswith("a.safetensors: is not a safetensors file: ")

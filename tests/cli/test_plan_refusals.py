@@ -35,7 +35,7 @@ WRONG = [
     (["model.preset=llama2-7B"], r"is not a preset\. Did you mean llama2-7b\?"),
     (["--offer"], r"unknown option --offer\. Did you mean --offers\?"),
     (["--layouts", "-1"], r"'--layouts': -1 is not in the range x>=0"),
-    (["--deadline", "soon"], r"'soon' is no length of time such as 90min, 24h or 1\.5d\. See `"),
+    (["--deadline", "soon"], r"'soon' is not a length of time such as 90min, 24h or 1\.5d\. See `"),
     (["--deadline", "infd"], r"'infd' is not a length of time"),
     (["--budget", "cheap"], r"'--budget': 'cheap' is not a number above 0\."),
     (["--budget", "-5"], r"'-5' is not a number above 0"),

@@ -44,7 +44,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["precision.compute=bf16"], "precision.compute=bf16: a GPU has no bf16 products"),
         (["cluster.device=xpu"], "cluster.device=xpu but node has only 4 x a GPU (cuda)."),
         (["optim.global_batch=2"], "optim.global_batch=2 is fewer samples than the 4 data-par"),
-        (["task.name=masked_lm"], "task.name=masked_lm: in llama-tiny a token sees earlier tokens"),
+        (
+            ["task.name=masked_lm"],
+            "task.name=masked_lm: in llama-tiny a token sees only earlier tokens",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_tokenised(

@@ -295,9 +295,9 @@ def test_a_time_or_a_price_becomes_as_many_steps_as_it_allows(
     [
         ("long", "'long' is not a length. Answer 300 steps, 20B tokens"),
         ("1.2.3 steps", "'1.2.3 steps' is not a length."),
-        ("$many", "'$many' is no length."),
+        ("$many", "'$many' is not a length."),
         ("$inf", "'$inf' is not a length."),
-        (f"{'9' * 400} steps", "steps' is no length."),
+        (f"{'9' * 400} steps", "steps' is not a length."),
         ("$1e12", "'$1e12' is more than 1,000,000,000 steps. Answer less."),
         ("0 steps", "run.steps=0 is not a whole number of at least 1"),
         ("0.5 steps", "run.steps=0.5 is not a whole number"),

@@ -269,5 +269,5 @@ def test_h5_files_and_others_are_not_mixed(facts: DatasetMetadata, tmp_path: Pat
     with pytest.raises(RequestError, match=r"a\.hdf5.*\.hdf5: .*data\.format=bert_h5"):
         from_h5(tmp_path / "in", facts.dir, format="by_suffix")
     (tmp_path / "in" / "b.txt").write_text("text")
-    with pytest.raises(RequestError, match=r"b\.txt.*takes \.h5, \.hdf5, \.hdf alone"):
+    with pytest.raises(RequestError, match=r"b\.txt.*takes only \.h5, \.hdf5, \.hdf"):
         from_h5(tmp_path / "in", facts.dir)

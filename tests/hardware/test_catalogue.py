@@ -141,7 +141,7 @@ PEAKS = {
 def test_peaks_are_those_of_the_collected_datasheets(row: dict[str, str]) -> None:
     for name in PEAKS.get(row["accelerator"], []):
         peaks = accelerator_by_name(name).peak_tflops
-        wanted = {key: row[key] for key in ("fp32", "fp16", "bf16", "fp8")}
+        wanted = {key: row[key] for key in ("fp32", "fp16", "bf16", "fp8", "fp4")}
         assert peaks == {
             key: float(text) for key, text in wanted.items() if text[:1].isdigit() and key in peaks
         }

@@ -96,7 +96,7 @@ WRONG = [
     ("devices_per_node: 1", "accelerator: is missing. Name one of the catalogue, such as H100 SXM"),
     ("accelerator: L4", "devices_per_node: is missing."),
     ("accelerator: L4\ndevices_per_node: 1.5", "Give a whole number of at least 1."),
-    ("accelerator: L4\ndevices_per_node: true", "devices_per_node=True is no number."),
+    ("accelerator: L4\ndevices_per_node: true", "devices_per_node=True is not a number."),
     ("accelerator: L4\nname: 7", "name=7 is not text. Put it in quotes."),
     (
         "accelerator: L4\nnetwork_gbps: 0",

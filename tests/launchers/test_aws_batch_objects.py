@@ -307,7 +307,7 @@ REFUSED = [
     (["launch.code=[mine]"], "a Batch job carries no files", "into the image"),
     (["cluster.file=c.yaml"], "cluster.file='c.yaml'", "cluster.instance"),
     (["launch.volumes=[{path: /runs, claim: c}]"], "names claim", "Give efs"),
-    (["launch.volumes=[{path: /runs}]"], "does not say what to mount", "Give efs"),
+    (["launch.volumes=[{path: /runs}]"], "names no file system", "Give efs"),
     (["launch.time_limit=0.5min"], "less than 60 s", "longer"),
     (["elastic.max_nodes=4"], "elastic.max_nodes=4", "cluster.nodes"),
     (["secrets={HF_TOKEN: env}"], "kept in env", "Secrets Manager"),

@@ -130,7 +130,7 @@ def test_a_missing_variable_is_named(kind: str, environ: dict[str, str], name: s
 
 
 def test_a_variable_that_is_no_number_is_named_with_its_value() -> None:
-    with pytest.raises(RequestError, match="SLURM_NODEID='two' is no number"):
+    with pytest.raises(RequestError, match="SLURM_NODEID='two' is not a number"):
         read_node_assignment("slurm", {**SLURM, "SLURM_NODEID": "two"})
 
 

@@ -55,7 +55,7 @@ def test_devices_are_read_from_generic_resources(gres: str, kind: str, number: i
         ("gpu", 6, "ok", "gpu has 6 nodes, 6 are wanted"),
         ("gpu", 7, "problem", "Lower cluster.nodes, or set another launch.slurm.partition"),
         ("old", 1, "warning", "closed, so that jobs wait"),
-        ("gpus", 1, "problem", "there is no 'gpus'; there are batch, gpu, old"),
+        ("gpus", 1, "problem", "partition 'gpus' does not exist; there are batch, gpu, old"),
     ],
 )
 def test_a_partition_is_judged(wanted: str | None, nodes: int, verdict: str, words: str) -> None:

@@ -218,10 +218,10 @@ def test_a_node_that_died_is_named_and_does_not_hang_the_others(
         pass  # it got ready, and beats no more
     with pytest.raises(LostNodeError) as caught:
         nodes.node_0(lost_after_s=-1.0)
-    assert f"node 1 ({HOST}) is ready, then nothing. The run begins with 2" in str(caught.value)
+    assert f"node 1 ({HOST}) is ready, then no more. The run begins with 2" in str(caught.value)
     report = nodes.report() | {"state": "stopped", "words": "was stopped (SystemExit)"}
     Readiness(run, "s").report(1).write_text(json.dumps(report))
-    with pytest.raises(LostNodeError, match=r"was stopped \(SystemExit\), then nothing"):
+    with pytest.raises(LostNodeError, match=r"was stopped \(SystemExit\), then no more"):
         nodes.node_0()
 
 

@@ -100,12 +100,12 @@ def test_everything_wrong_with_a_profile_is_told_at_once(tmp_path: Path) -> None
         StepProfile.read(path)
     text = str(caught.value)
     assert "5 problems" in text
-    assert "device=7 is no text" in text
-    assert "number_format=None is no text" in text
+    assert "device=7 is not text" in text
+    assert "number_format=None is not text" in text
     assert "kind=None is neither 'step_profile', 'device_ceilings' nor 'collectives'" in text
     assert "matmul_flops_per_s='fast' is not a number above 0" in text
     assert "kernel_s=-1 is not a number above 0" in text
-    with pytest.raises(RequestError, match=r"nothing in it was measured\nGive"):
+    with pytest.raises(RequestError, match=r"no value in it was measured\nGive"):
         StepProfile.read(json_file(tmp_path, {**dict.fromkeys(PROFILE), **{
             key: PROFILE[key] for key in ("kind", "device", "number_format")
         }}))  # fmt: skip

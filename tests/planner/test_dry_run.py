@@ -124,7 +124,7 @@ time.sleep(60)"""
 
 def test_a_pipeline_is_refused_because_fake_ranks_send_nothing() -> None:
     layout = Layout(dp_replicate=1, dp_shard=8, pp=2, zero=3)
-    with pytest.raises(RecipeError, match=r"parallel\.pp=2: a stage waits .* there are none"):
+    with pytest.raises(RecipeError, match=r"parallel\.pp=2: a stage waits .* have no other ranks"):
         ask("raise SystemExit(9)", layout=layout)
 
 

@@ -65,5 +65,5 @@ def test_a_run_whose_name_is_nearly_right_is_proposed_with_its_id(tmp_path: Path
         find_run("quikstart", tmp_path)
     with pytest.raises(RequestError, match=r"The newest there is quickstart-20261102"):
         find_run("bert", tmp_path)
-    with pytest.raises(RequestError, match=r"none/\. There are no runs\."):
+    with pytest.raises(RequestError, match=r"none/\. The folder has no runs\."):
         find_run("bert", tmp_path / "none")

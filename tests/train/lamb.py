@@ -19,7 +19,7 @@ class Lamb:
         *,
         lr: float,
         decay: float,
-        betas: tuple[float, float] = (0.9, 0.95),
+        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
         self.params = list(params)

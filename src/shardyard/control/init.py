@@ -211,7 +211,7 @@ def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
     source = answer.strip()
     draft = draft.with_settings(f"data.source={source}")
     rows = chat_rows_of(_keys_of_first_row(source))
-    if not rows or draft.recipe.task.name != "causal_lm":
+    if not rows or draft.recipe.task.name != tasks_of(is_causal=True)[0]:
         return draft
     template = () if _has_chat_template(draft.recipe) else ("data.chat_template=chatml",)
     return draft.with_settings("data.format=chat", *template)

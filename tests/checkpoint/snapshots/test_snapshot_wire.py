@@ -194,7 +194,7 @@ def text_with(**fields: Any) -> bytes:
         (text_with(format=99), "another format"),
         (text_with(moment=[-1, 0]), "no count: -1"),
         (text_with(moment=[1]), "not a snapshot"),
-        (text_with(rank=1), "no rank 1 of 1"),
+        (text_with(rank=1), "rank 1 does not exist in a run of 1"),
         (text_with(more=1), "another form"),
         (text_with(tensors={"w": ["F32", [3], [1], [3], 0]}), "no place of a tensor"),
         (text_with(tensors={"w": ["F32", [3], [0], [3], 4]}), "no place of a tensor"),
@@ -226,7 +226,7 @@ def test_a_text_that_differs_from_its_checksum_is_refused(ends: Ends, begin: Beg
 def test_a_request_that_does_not_exist_is_refused(ends: Ends) -> None:
     ours, theirs = ends
     ours.sendall(b"X")
-    with pytest.raises(wire.SnapshotRejectedError, match="no request b'X'"):
+    with pytest.raises(wire.SnapshotRejectedError, match="unknown request b'X'"):
         wire.next_request(theirs)
     ours.close()
     assert wire.next_request(theirs) is None

@@ -45,8 +45,8 @@ def _refusal(setting: str, names: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
 def test_a_name_that_is_no_variables_is_refused_by_the_setting(name: str) -> None:
-    assert f"launch.env: {name!r} is no name" in _refusal("launch.env", {name: "v"})
-    assert f"secrets: {name!r} is no name" in _refusal("secrets", {name: "env"})
+    assert f"launch.env: {name!r} is not a valid name" in _refusal("launch.env", {name: "v"})
+    assert f"secrets: {name!r} is not a valid name" in _refusal("secrets", {name: "env"})
 
 
 @pytest.mark.parametrize("name", TAKEN)

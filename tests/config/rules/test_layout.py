@@ -136,7 +136,7 @@ SPLITS = [
         r"ep=3 does not divide 8 experts\. Use 1, 2, 4 or 8\.",
     ),
     ("mixtral-8x7b", {"ep": 16}, r"ep=16 does not divide 8 experts"),
-    ("mixtral-8x7b", {"ep": 8, "tp": 8, "pp": 4}, r"ep=8 does not divide the 2 ranks (without tp"),
+    ("mixtral-8x7b", {"ep": 8, "tp": 8, "pp": 4}, r"ep=8 does not divide the 2 ranks .without tp"),
     ("llama2-7b", {"cp": 4, "seq_len": 4100}, r"multiple of 8 tokens.* Use data\.seq_len=4104, or"),
     ("llama2-7b", {"cp": 2, "seq_len": 4098}, r"cp=2 needs .* multiple of 4 tokens.* is 4098"),
     (

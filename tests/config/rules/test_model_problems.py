@@ -30,7 +30,7 @@ WRONG = [
     (["task.top_k=-1"], "task.top_k=-1"),
     (
         ["task.name=bert_pretraining", "data.format=sentences"],
-        "task.name=bert_pretraining: in llama-tiny a token sees only earlier toone. Use",
+        "task.name=bert_pretraining: in llama-tiny a token sees only earlier tokens. Use",
     ),
     (["data.seq_len=512"], "data.seq_len=512 is more than the model's context of 256 tokens. Use"),
     (["parallel.tp=4"], "parallel.tp=4 does not divide the model's 4 heads and 2 key-value heads"),

@@ -60,9 +60,9 @@ def test_an_option_that_the_launch_sets_itself_is_refused_with_the_setting_s_nam
 ) -> None:
     assert name not in ALLOWED
     text = refusal({"options": {name: "1"}})
-    assert (
-        f"launch.slurm.options: '{name}' is set by the launch itself. Set {RESERVED[name]}." in text
-    )
+    fix = RESERVED[name].removesuffix(".")
+    fix = fix if fix.startswith("Leave it out") else f"Set {fix}"
+    assert f"launch.slurm.options: '{name}' is set by the launch itself. {fix}." in text
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_solution_that_says_two_classes_is_named(tmp_path: Path) -> None:
     tree(tmp_path, by_solution=True)
     path = tmp_path / "LOC_val_solution.csv"
     path.write_text(path.read_text().replace("n01440764 5 6", "n15075141 5 6", 1))
-    with pytest.raises(SourceError, match=r"csv, line 2 says n01440764, n15075141, where one"):
+    with pytest.raises(SourceError, match=r"csv, line 2 says n01440764, n15075141, not one"):
         _list(tmp_path)
 
 

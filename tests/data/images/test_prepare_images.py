@@ -161,7 +161,9 @@ def test_a_test_split_in_a_tar_file_is_left_out_next_to_validation(tmp_path: Pat
 def test_a_class_in_val_alone_is_refused(tmp_path: Path) -> None:
     class_folders(tmp_path / "a", {"ant": range(9)}, below="train")
     source = class_folders(tmp_path / "a", {"ant": range(9, 12), "bee": range(12, 14)}, below="val")
-    with pytest.raises(RequestError, match=r"1 of 2 classes .* alone \(bee\)"):
+    with pytest.raises(
+        RequestError, match=r"1 of 2 classes .* only in the validation split \(bee\)"
+    ):
         run(source, tmp_path)
 
 

@@ -160,7 +160,7 @@ def test_a_token_that_has_ended_is_taken_anew() -> None:
     ("code", "answer", "words"),
     [
         (3, "etcdserver: authentication failed, invalid user ID or password",
-         "refused user ann .*Give ETCDCTL_USER and ETCDCTL_PASSWORD by `secrets`"),
+         "rejected user ann .*Give ETCDCTL_USER and ETCDCTL_PASSWORD by `secrets`"),
         (7, "etcdserver: permission denied", "lets user ann not do .* grant-permission ROLE"),
         (9, "etcdserver: authentication is not enabled", "asks for no password, but ETCDCTL_USER"),
         (16, "etcdserver: invalid auth token", "rejected a token that it had just given out"),

@@ -56,7 +56,7 @@ def test_nobody_takes_over_from_one_that_holds_the_lease(
     monkeypatch.setattr("shardyard.elastic.rendezvous.store_failover._WITHIN_S", 0.0)
     lease = Lease(run.lease)
     with pytest.raises(
-        LostNodeError, match=r"node 0 does not reach the others, and .* is still heldst"
+        LostNodeError, match=r"node 0 does not reach the others, and .* is still held"
     ):
         node(run, 1).take_over(met(1))
     lease.close()
