@@ -215,7 +215,8 @@ def test_a_job_of_before_there_was_a_nonce_is_still_read(tmp_path: Path, capsys:
     assert launch(tmp_path, fake, "--yes", *where) == 0
     ledger = Ledger(tmp_path / "runs" / "first" / "ledger.jsonl")
     text = ledger.path.read_text()
-    assert (given := f'"mark": "{fake.submitted[-1].nonce}"') in text
+    given = f'"mark": "{fake.submitted[-1].nonce}"'
+    assert given in text
     ledger.path.write_text(text.replace(f", {given}", "").replace(f"{given}, ", ""))
     event = {"kind": "run_started", "t": 1.0}
     fake.lines = [LogLine(source="node 0", text=mark("event", event))]

@@ -48,7 +48,7 @@ WRONG = {
     "vpc.id=mine": "is not a VPC. Write it as vpc-",
     "vpc.id=vpc-0123456789abcdef0": "Give one private subnet of each of us-east-1a, us-east-1b",
     "vpc.subnets={us-east-1a: subnet-01234567}": "are given and vpc.id is not",
-    "vpc={id: vpc-01234567, subnets: {us-east-1a: x, us-east-1b: subnet-01234567}}": "=x is not a sub",
+    "vpc={id: vpc-01234567, subnets: {us-east-1a: x, us-east-1b: subnet-01234567}}": "=x is not a sub",  # noqa: E501
     "vpc=3": "vpc=3 must have settings inside",
     "system.instance=p5.48xlarge": "is not c5.2xlarge or m5.8xlarge",
     "nodes.instance=p9": "nodes.instance=p9 is not in the catalogue",

@@ -123,13 +123,13 @@ _TAR = r"a\.tar"
 BROKEN = [
     Wrong("an empty picture", _picture(b""), _ODD + "empty"),
     Wrong("a picture that is cut off", _picture(JPEG[:-300]), _DAMAGED),
-    Wrong("a head without a picture", _picture(JPEG[:200]), _ODD + "(no JPEG|damaged)"),
+    Wrong("a head without a picture", _picture(JPEG[:200]), _ODD + "(not a JPEG|damaged)"),
     Wrong("a PNG without its end", _picture(PNG[:-60]), _DAMAGED),
     Wrong("a PNG with a wrong checksum", _picture(PNG[:60] + bytes(4) + PNG[64:]), _DAMAGED),
-    Wrong("zeros", _picture(bytes(5000)), _ODD + "no JPEG"),
+    Wrong("zeros", _picture(bytes(5000)), _ODD + "not a JPEG"),
     Wrong("a page of a web server", _picture(b"<html>404</html>"), _ODD + "a web page"),
-    Wrong("a drawing (SVG)", _picture(b"<svg></svg>"), _ODD + "no JPEG"),
-    Wrong("PostScript", _picture(b"%!PS-Adobe-3.0 EPSF-3.0\n"), _ODD + "no JPEG"),
+    Wrong("a drawing (SVG)", _picture(b"<svg></svg>"), _ODD + "not a JPEG"),
+    Wrong("PostScript", _picture(b"%!PS-Adobe-3.0 EPSF-3.0\n"), _ODD + "not a JPEG"),
     Wrong(
         "a few kB that unpack to a GB",
         _picture(saved(Image.new("1", (20_000, 20_000)), "PNG")),
