@@ -103,7 +103,7 @@ def test_a_run_with_a_loss_a_drain_and_a_resume_is_one_run_there(
     front.answers = 401
     refused = send(writer, 0)
     assert refused.unsent == 12 and KEY not in refused.words() and not behind.runs
-    assert "W&B refused the key. Keep a key of that server under secrets" in refused.problem
+    assert "W&B rejected the key. Keep a key of that server under secrets" in refused.problem
 
     front.answers = None
     sent = send(writer, 0)

@@ -109,7 +109,7 @@ def test_without_a_plan_it_says_what_always_helps(corpus: Corpus, tmp_path: Path
         '{"flops_per_token": {"full": 1, "causal": 1}, "peak_flops_per_s": 1}'
     )
     ((_, text),) = run_on_ranks(_thrown_in_step, 1, run_dir, 1)
-    assert "There is no plan of its memory. Use a smaller optim.micro_batch" in text
+    assert "Its memory was not planned. Use a smaller optim.micro_batch" in text
 
 
 def test_other_errors_stay_what_they_are() -> None:
