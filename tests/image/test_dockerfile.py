@@ -213,7 +213,9 @@ def test_a_mirror_is_read_where_pip_runs() -> None:
 @pytest.mark.heavy
 def test_a_build_that_fails_says_where_to_look(tmp_path: Path) -> None:
     tool, _ = made_tool(tmp_path, fails="build")
-    with pytest.raises(ShardyardError, match=r"`podman build` failed with exit code 125\. Its last"):
+    with pytest.raises(
+        ShardyardError, match=r"`podman build` failed with exit code 125\. Its last"
+    ):
         tool.build(tmp_path, "shardyard:1")
 
 
