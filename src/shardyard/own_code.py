@@ -74,7 +74,7 @@ def find_source(import_path: str, contract: Contract) -> FunctionSource:
         return FunctionSource(file=file, wrong=wrong)
     except (OSError, ValueError) as error:
         return FunctionSource(file=file, wrong=f"={import_path}: {file} cannot be read: {error}.")
-    return FunctionSource(file=file, wrong=_wrong_name(tree, import_path, name, file, contract))
+    return FunctionSource(file=file, wrong=_name_error(tree, import_path, name, file, contract))
 
 
 def installed_file(file: Path) -> bool:
@@ -94,19 +94,19 @@ def _spec(module: str) -> tuple[ModuleSpec | None, str]:
     """The module's spec, or None and the part of its name that is not there."""
     # Processes that this one starts have the variable, which may be newer than this one's path.
     given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    places: list[str] | None = [str(Path.cwd()), *given, *sys.path]
+    folders: list[str] | None = [str(Path.cwd()), *given, *sys.path]
     name, spec = "", None
     for part in module.split("."):
         name = f"{name}.{part}" if name else part
-        spec = None if places is None else PathFinder.find_spec(name, places)
+        spec = None if folders is None else PathFinder.find_spec(name, folders)
         if spec is None:
             return None, name
         inner = spec.submodule_search_locations
-        places = None if inner is None else list(inner)
+        folders = None if inner is None else list(inner)
     return spec, ""
 
 
-def _wrong_name(
+def _name_error(
     tree: ast.Module, import_path: str, name: str, file: Path, contract: Contract
 ) -> str:
     names: dict[str, ast.stmt] = {}
@@ -137,12 +137,10 @@ def _wrong_name(
         return f"={import_path}: {file}:{node.lineno}: {name} is async. Write a plain function."
     if not isinstance(node, ast.FunctionDef) or contract.arguments is None:
         return ""
-    return _wrong_arguments(node, import_path, file, contract)
+    return _argument_error(node, import_path, file, contract)
 
 
-def _wrong_arguments(
-    node: ast.FunctionDef, import_path: str, file: Path, contract: Contract
-) -> str:
+def _argument_error(node: ast.FunctionDef, import_path: str, file: Path, contract: Contract) -> str:
     given, wanted = node.args, contract.arguments
     assert wanted is not None
     most = len(given.posonlyargs) + len(given.args)
@@ -188,7 +186,7 @@ class OwnFunction:
         return self.import_path.partition(":")[2]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File and line of its definition."""
         code = getattr(self.function, "__code__", None)
         if code is None:
@@ -215,7 +213,7 @@ class OwnFunction:
     def failed(self, error: BaseException, *arguments: Any) -> RequestError:
         """The error to raise where the function raised one."""
         root = root_of(self.import_path)
-        where, text = self.place, ""
+        where, text = self.location, ""
         for frame, line in traceback.walk_tb(error.__traceback__):
             if _is_below(frame, root):
                 where = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
@@ -228,11 +226,11 @@ class OwnFunction:
             f"{self.contract.returns}."
         )
 
-    def returned(self, answer: Any, why: str = "") -> RequestError:
+    def returned(self, answer: Any, reason: str = "") -> RequestError:
         """The error to raise where the function returned something else than it must."""
-        because = f" ({why})" if why else ""
+        because = f" ({reason})" if reason else ""
         return RequestError(
-            f"{self.setting}={self.import_path} ({self.place}) returned {describe(answer)}"
+            f"{self.setting}={self.import_path} ({self.location}) returned {describe(answer)}"
             f"{because}. It is called as {self.contract.call} and must return "
             f"{self.contract.returns}."
         )

@@ -69,7 +69,7 @@ def test_a_run_that_was_not_launched_has_its_folder_s_owner(runs_dir: Path) -> N
 
 def test_an_unknown_cost_is_said_and_is_no_zero(runs_dir: Path) -> None:
     account = account_of(RunDir(runs_dir / "d"), None)
-    assert account.usd is None and account.why_unknown == "no step has run yet"
+    assert account.usd is None and account.unknown_reason == "no step has run yet"
     (row,) = add_up([account], ["team"], month=None)
     assert (row.group, row.runs, row.usd, row.unknown) == ({"team": "vision"}, 1, 0.0, 1)
 

@@ -12,9 +12,9 @@ from shardyard.report.notebook import (
     MetricsTable,
     NotebookCurve,
     chart_html,
-    facts_html,
+    details_html,
+    downsampled,
     table_html,
-    thinned,
 )
 from tests.report.real_runs import RECORDED
 
@@ -47,7 +47,7 @@ def test_text_from_outside_stays_text() -> None:
     curve = NotebookCurve(ODD, [1.0, 2.0], [3.0, 4.0])
     html = (
         table_html((ODD,), [[ODD, ODD]], note=ODD)
-        + facts_html(ODD, [(ODD, ODD, ODD)], lead=ODD)
+        + details_html(ODD, [(ODD, ODD, ODD)], lead=ODD)
         + chart_html([curve, curve], title=ODD, x_title=ODD)
     )
     assert "img" not in Tags(html).names and "\x1b" not in html
@@ -65,7 +65,7 @@ def test_a_chart_has_a_label_and_its_points_inside() -> None:
     places = [tuple(map(float, each.split(","))) for each in points.split()]
     assert 300 <= len(places) <= 402
     assert all(0 <= x <= 560 and 0 <= y <= 210 for x, y in places)
-    kept = thinned(xs, ys)
+    kept = downsampled(xs, ys)
     assert {0, 1234, 4321, 4999} <= set(kept) and kept == sorted(kept)
     for begin in range(0, 5000, 25):  # 200 stretches
         inside = [ys[k] for k in kept if begin <= k < begin + 25]

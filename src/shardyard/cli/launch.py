@@ -86,7 +86,7 @@ def submit_proposal(proposal: Proposal, terms: SubmitOptions) -> int:
 
 
 def agree(proposal: Proposal, terms: SubmitOptions, *, question: str) -> bool:
-    """Show, reject or ask; with --dry-run print the request and reject, but ask nobody.
+    """Show, reject or ask; with --dry-run print the request and reject, without a question.
 
     Returns:
         Whether it is to be submitted.

@@ -23,7 +23,7 @@ from shardyard.planner.dry_run import OnPhase
 from shardyard.planner.kernels import missing_rate
 from shardyard.report.document import Block, Callout, PageSection, Paragraph
 from shardyard.report.plan.advice import advice_blocks
-from shardyard.report.plan.offers import day_prices_section, dry_run_section, offers_section
+from shardyard.report.plan.offers import day_prices_section, dry_run_section, quotes_section
 from shardyard.report.plan.page import (
     failures_section,
     headline_blocks,
@@ -173,7 +173,7 @@ def command(
     if found.day_prices:
         rates = [(p.kind, p.rate.usd_per_hour, p.rate.source) for p in found.day_prices]
         blocks.append(day_prices_section(rates))
-    offers = offers_section(
+    offers = quotes_section(
         found.offers, found.requested, has_chart=False, deadline_s=deadline, budget_usd=budget
     )
     blocks += [] if offers is None else [offers]

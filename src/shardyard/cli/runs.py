@@ -94,7 +94,7 @@ def _show_costs(runs_dir: Path, by: tuple[str, ...], month: str | None, *, as_js
     accounts = [account for run in listed if (account := run.account()) is not None]
     check_groups(by, month, accounts)
     rows = add_up(accounts, by, month=month)
-    unknown = [account for account in accounts if account.why_unknown]
+    unknown = [account for account in accounts if account.unknown_reason]
     if as_json:
         content = {
             "month": month,
@@ -129,7 +129,7 @@ def _cost_row(account: RunAccount, month: str | None) -> tuple[str, ...]:
     usd = account.usd if month is None else account.usd_by_month.get(month, 0.0)
     known = "" if usd is None else format_usd(usd)
     tags = tag_words(account.tags, " ")
-    why = account.source or f"not known: {account.why_unknown}"
+    why = account.source or f"not known: {account.unknown_reason}"
     return account.run_id, account.owner, tags, known, why
 
 

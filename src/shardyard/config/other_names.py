@@ -53,7 +53,7 @@ def meaning_of(name: str, value: Any) -> Meaning | None:
     return Meaning(words=_WORDS[name]) if name in _WORDS else None
 
 
-def meaning_elsewhere(name: str, value: Any, *, by_pattern: bool) -> Meaning | None:
+def meaning_in_lookups(name: str, value: Any, *, by_pattern: bool) -> Meaning | None:
     """Return the meaning of a name in further tables."""
     plain = _plain(name)
     return next((found for each in lookups if (found := each(plain, value, by_pattern))), None)

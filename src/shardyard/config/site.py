@@ -94,13 +94,13 @@ def _add(site: Site, file: Path) -> None:
             _drop(tree, name)
     errors += validate_types(tree)[1]
     site.problems += [
-        Problem(problem.path, f"{problem.text} ({_place(file, lines, problem.path)})")
+        Problem(problem.path, f"{problem.text} ({_location(file, lines, problem.path)})")
         for problem in errors
     ]
     for name in leaves(tree):
         for hidden in [one for one in site.origins if one.startswith(f"{name}.")]:
             del site.origins[hidden]
-        site.origins[name] = _place(file, lines, name)
+        site.origins[name] = _location(file, lines, name)
     _put_over(site.settings, tree)
 
 
@@ -144,7 +144,7 @@ def _read(file: Path) -> tuple[str, dict[str, Any]]:
     return text, content or {}
 
 
-def _place(file: Path, lines: Mapping[str, int], name: str) -> str:
+def _location(file: Path, lines: Mapping[str, int], name: str) -> str:
     """File and line of a setting; the line of its section where its own is not known."""
     shown = str(file)
     with suppress(RuntimeError, ValueError):

@@ -67,7 +67,7 @@ class TaskRow:
     """Whether it learns only what data of dialogues mark."""
     sums_exactly: bool = False
     """Whether ``precision.reduce=exact`` has been held to it."""
-    takes_own_loss: bool = False
+    accepts_own_loss: bool = False
     """Whether ``task.loss`` and ``task.metrics`` get the outputs of its models."""
     settings: "type[Section] | None" = None
     """Section ``task.<name>`` of a task that a package adds."""
@@ -106,7 +106,7 @@ TASKS: dict[str, TaskRow] = {
         predicts_every_token=True,
         reads_learnt=True,
         sums_exactly=True,
-        takes_own_loss=True,
+        accepts_own_loss=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
@@ -116,7 +116,7 @@ TASKS: dict[str, TaskRow] = {
             "masked_accuracy": Metric(is_better_higher=True, is_of_logits=True),
         },
         is_causal=False,
-        takes_own_loss=True,
+        accepts_own_loss=True,
     ),
     "bert_pretraining": TaskRow(
         code="shardyard.tasks.bert_pretraining:BertPretraining",
@@ -141,7 +141,7 @@ TASKS: dict[str, TaskRow] = {
         is_causal=False,
         reads="images",
         sums_exactly=True,
-        takes_own_loss=True,
+        accepts_own_loss=True,
     ),
 }
 """``task.name`` -> its row."""

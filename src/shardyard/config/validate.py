@@ -18,7 +18,7 @@ from shardyard.config.other_names import (
     NOT_BUILT,
     QLORA,
     Meaning,
-    meaning_elsewhere,
+    meaning_in_lookups,
     meaning_of,
     near_meaning,
 )
@@ -188,7 +188,7 @@ def _recognized_keys(
         elif key in NOT_BUILT:
             errors.append(Problem(name, f"unknown setting: {QLORA}"))
         else:
-            near = _meant(key, section, value)
+            near = _suggest(key, section, value)
             inside = [setting for setting in known if setting.startswith(f"{section}.")]
             names = dict.fromkeys(
                 setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
@@ -263,13 +263,13 @@ def _unknown_section(section: str, content: Any, valid_sections: set[str]) -> Pr
     if near and (inside.keys() <= names if inside else _meaning_by_name(section, content) is None):
         hint: str | None = f"Did you mean {near[0]}?"
     else:
-        hint = _meant_inside(section, inside) if inside else _meant(section, None, content)
+        hint = _suggest_inside(section, inside) if inside else _suggest(section, None, content)
         hint = hint or (f"Did you mean {near[0]}?" if near else None)
     ending = hint or f"Sections are: {', '.join(sorted(valid_sections))}."
     return Problem(section, f"unknown section. {ending}")
 
 
-def _meant_inside(section: str, content: dict[str, Any]) -> str | None:
+def _suggest_inside(section: str, content: dict[str, Any]) -> str | None:
     """Meaning of the keys of an unknown section, the first five of them."""
     found = [_meaning(f"{section}.{key}", None, value) for key, value in content.items()]
     known = [each for each in found if each is not None][:5]
@@ -284,7 +284,7 @@ def settings_below(section: str) -> list[str]:
     return [name for name in settings() if name.startswith(f"{section}.")]
 
 
-def _meant(key: str, section: str | None, value: Any) -> str | None:
+def _suggest(key: str, section: str | None, value: Any) -> str | None:
     """A sentence on what an unknown key of a file means; None: it is not known."""
     found = _meaning(key, section, value)
     if found is None or not found.settings:
@@ -307,7 +307,7 @@ def _meaning(key: str, section: str | None, value: Any) -> Meaning | None:
         or near_meaning(key, value)
         or _as_meaning(_nearest_name(key, section), value)
         # whoever writes a part of one of our sections does not write another trainer's file
-        or (None if "." in (section or "") else meaning_elsewhere(key, value, by_pattern=True))
+        or (None if "." in (section or "") else meaning_in_lookups(key, value, by_pattern=True))
     )
 
 
@@ -317,7 +317,7 @@ def _meaning_by_name(key: str, value: Any, section: str | None = None) -> Meanin
         found = (
             meaning_of(name, value)
             or _as_meaning(_same_leaf(name, section), value)
-            or meaning_elsewhere(name, value, by_pattern=False)
+            or meaning_in_lookups(name, value, by_pattern=False)
         )
         if found is not None:
             return found

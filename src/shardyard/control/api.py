@@ -30,7 +30,7 @@ from shardyard.report.notebook import (
     NotebookCurve,
     cell,
     chart_html,
-    facts_html,
+    details_html,
     table_html,
 )
 from shardyard.report.page import tiles
@@ -61,7 +61,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         chart = _loss_chart(RunDir(self.run_dir))
-        facts = facts_html(f"Result of {self.summary.run_id}", tiles(self.summary))
+        facts = details_html(f"Result of {self.summary.run_id}", tiles(self.summary))
         return f"{facts}{chart}"
 
 
@@ -74,7 +74,7 @@ class Job(LaunchedJob):
 
     def _repr_html_(self) -> str:
         facts = [("job", self.id, f"on {self.on}"), ("state", read_state(self.run_dir).state, "")]
-        return facts_html(f"Job of run {self.run_id}", facts) + _loss_chart(self.run_dir)
+        return details_html(f"Job of run {self.run_id}", facts) + _loss_chart(self.run_dir)
 
     def wait(self, timeout_s: float = math.inf) -> JobStatus:
         """Wait until the job is over, or so many seconds.

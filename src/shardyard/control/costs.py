@@ -39,19 +39,19 @@ class RunAccount:
     """Price of the newest count, all nodes together."""
     source: str = ""
     """Source of the price; empty: the cost is not known."""
-    why_unknown: str = ""
+    unknown_reason: str = ""
     """Why the cost is not known; empty: it is."""
 
     @property
     def usd(self) -> float | None:
         """Cost of all attempts together; None: not known."""
-        return None if self.why_unknown else round(sum(self.usd_by_month.values()), 4)
+        return None if self.unknown_reason else round(sum(self.usd_by_month.values()), 4)
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys that ``shardyard runs --json`` has of it."""
         cost = {
             "usd": self.usd, "usd_per_hour": self.usd_per_hour, "by_month": self.usd_by_month,
-            "source": self.source, "why_unknown": self.why_unknown,
+            "source": self.source, "unknown_reason": self.unknown_reason,
         }  # fmt: skip
         return {"owner": self.owner, "tags": self.tags, "cost": cost}
 
@@ -95,7 +95,7 @@ def account_of(run_dir: RunDir, entry: LedgerEntry | None) -> RunAccount:
         usd_by_month=by_month,
         usd_per_hour=None if newest is None else newest["usd_per_hour"],
         source="" if newest is None else _price_source(run_dir),
-        why_unknown="" if newest is not None else _why_unknown(run_dir, entry),
+        unknown_reason="" if newest is not None else _unknown_reason(run_dir, entry),
     )
 
 
@@ -132,7 +132,7 @@ def _price(run_dir: RunDir) -> dict[str, Any]:
     return price if isinstance(price, dict) else {}
 
 
-def _why_unknown(run_dir: RunDir, entry: LedgerEntry | None) -> str:
+def _unknown_reason(run_dir: RunDir, entry: LedgerEntry | None) -> str:
     if not run_dir.attempts():
         if entry is None:
             return "no attempt has started"
@@ -155,7 +155,7 @@ def add_up(
     rows: dict[tuple[str, ...], CostRow] = {}
     for account in accounts:
         months = {name: usd for name, usd in account.usd_by_month.items() if month in (None, name)}
-        if account.why_unknown and month is None:
+        if account.unknown_reason and month is None:
             months = {"": 0.0}
         parts = list(months.items()) if MONTH in by else [("", sum(months.values()))]
         for name, usd in parts if months else []:
@@ -163,7 +163,7 @@ def add_up(
             row = rows.setdefault(values, CostRow(group=dict(zip(by, values, strict=True))))
             row.runs += 1
             row.usd = round(row.usd + usd, 4)
-            row.unknown += bool(account.why_unknown)
+            row.unknown += bool(account.unknown_reason)
     return sorted(rows.values(), key=lambda row: (-row.usd, *row.group.values()))
 
 

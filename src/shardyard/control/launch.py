@@ -83,11 +83,11 @@ def _with_access(
     except RecipeError as error:
         if is_dry_run or not seen:
             raise
-        lacking = _access_problems(seen[0], launcher, has_others=True)
+        lacking = _access_errors(seen[0], launcher, has_others=True)
         raise error.with_problems(lacking) from None
 
 
-def _access_problems(recipe: Recipe, launcher: Launcher, *, has_others: bool) -> list[Problem]:
+def _access_errors(recipe: Recipe, launcher: Launcher, *, has_others: bool) -> list[Problem]:
     """Return why this user cannot reach the scheduler, or may not submit.
 
     Args:
@@ -96,8 +96,8 @@ def _access_problems(recipe: Recipe, launcher: Launcher, *, has_others: bool) ->
     """
     if not isinstance(launcher, ChecksAccess):
         return []
-    found = launcher.context_problems(recipe)
-    return found if found or not has_others else launcher.rights_problems(recipe)
+    found = launcher.context_errors(recipe)
+    return found if found or not has_others else launcher.permission_errors(recipe)
 
 
 def reasons_against(proposal: Proposal) -> tuple[list[str], list[str]]:
@@ -107,7 +107,7 @@ def reasons_against(proposal: Proposal) -> tuple[list[str], list[str]]:
     """
     recipe, launcher = proposal.request.recipe, proposal.launcher
     against, hub = refusals(proposal), access_errors(recipe, launcher)
-    lacking = _access_problems(recipe, launcher, has_others=bool(against or hub))
+    lacking = _access_errors(recipe, launcher, has_others=bool(against or hub))
     return [*against, *map(str, lacking)], hub
 
 

@@ -45,7 +45,7 @@ from shardyard.planner.plan_diff import Advice
 from shardyard.planner.ranks import RankPlacement
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
-from shardyard.report.notebook import facts_html, table_html
+from shardyard.report.notebook import details_html, table_html
 from shardyard.units import format_bytes, format_count
 
 ANY_INSTANCE = "p5.48xlarge"
@@ -95,7 +95,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         plan = self.plan
         lead = plan.line().removeprefix("plan: ")
-        html = facts_html(f"Plan of {plan.model}", headline(plan), lead=lead)
+        html = details_html(f"Plan of {plan.model}", headline(plan), lead=lead)
         if self.search is None or not self.search.best:
             return html
         heads = ("layout", f"{plan.units}/s", "memory", "reason")

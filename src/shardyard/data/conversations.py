@@ -126,11 +126,11 @@ def _of_completion(row: Row) -> Messages:
     if isinstance(row["prompt"], str):
         answer = {"role": "assistant", "content": _text(row, "completion")}
         return [*_system(row), {"role": "user", "content": row["prompt"]}, answer]
-    asked = [{**message, "weight": 0} for message in _list_of_objects(row, "prompt")]
-    for message in asked:
+    prompt = [{**message, "weight": 0} for message in _list_of_objects(row, "prompt")]
+    for message in prompt:
         if message.get("role") != "assistant":
             del message["weight"]
-    return [*_system(row), *asked, *_list_of_objects(row, "completion")]
+    return [*_system(row), *prompt, *_list_of_objects(row, "completion")]
 
 
 def _of_instruction(row: Row) -> Messages:
@@ -140,18 +140,18 @@ def _of_instruction(row: Row) -> Messages:
             "as messages."
         )
     further = _text(row, "input") if "input" in row else ""
-    asked = "\n\n".join(part for part in (_text(row, "instruction"), further) if part)
+    prompt = "\n\n".join(part for part in (_text(row, "instruction"), further) if part)
     answer = {"role": "assistant", "content": _text(row, "output")}
-    return [*_system(row), {"role": "user", "content": asked}, answer]
+    return [*_system(row), {"role": "user", "content": prompt}, answer]
 
 
-def _of_texts(asked: str, answered: str) -> Callable[[Row], Messages]:
+def _of_texts(prompt: str, reply: str) -> Callable[[Row], Messages]:
     """Two texts, and a context behind the first."""
 
     def messages_of(row: Row) -> Messages:
         further = _text(row, "context") if "context" in row else ""
-        words = "\n\n".join(part for part in (_text(row, asked), further) if part)
-        answer = {"role": "assistant", "content": _text(row, answered)}
+        words = "\n\n".join(part for part in (_text(row, prompt), further) if part)
+        answer = {"role": "assistant", "content": _text(row, reply)}
         return [*_system(row), {"role": "user", "content": words}, answer]
 
     return messages_of

@@ -151,7 +151,7 @@ class GroupAgent(ProcessesAgent):
         # The fork server got its environment before the rendezvous, so these go with each start.
         self._variables = membership.agree_on_generation(is_resize=is_resize)
         unreported = self.reporter.begin_generation(membership.clear_lost_nodes())
-        if membership.takes_store_over():
+        if membership.can_take_over_store():
             self.reporter.report_store_taken(unreported)
         self._rendezvous_s = time.monotonic() - started_s
         membership.is_in_rendezvous = False
@@ -323,7 +323,7 @@ class GroupAgent(ProcessesAgent):
 
     def handle_lost_store(self, cause: str, *, node_rank: int) -> None:
         """Record the loss of the store's node, whose state is now unknown. Safe to repeat."""
-        if self.membership.lose_store(cause, node_rank=node_rank):
+        if self.membership.leave_store(cause, node_rank=node_rank):
             self._report_losses()
 
     def _report_losses(self) -> None:
@@ -333,7 +333,7 @@ class GroupAgent(ProcessesAgent):
     def use_rendezvous(self, handler: Rendezvous, store: TCPStore, location: StoreLocation) -> None:
         """Set the rendezvous to use from now on; the node that serves the store logs it."""
         self.membership.use_rendezvous(handler, store)
-        self.reporter.report_store_found(location.node_rank, location.endpoint)
+        self.reporter.report_new_store(location.node_rank, location.endpoint)
 
     # -- stop -------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class GroupMembership:
         self.lost_nodes = []
         return absent
 
-    def takes_store_over(self) -> bool:
+    def can_take_over_store(self) -> bool:
         """Report the nodes of a rendezvous; returns whether this node took the store over."""
         if self._has_met is None:
             return False
@@ -170,7 +170,7 @@ class GroupMembership:
         # Turns at the lease go by the node's number in the job; group ranks change.
         return sorted(left, key=lambda node: node.rank)
 
-    def lose_silent(self, kind: str, cause: str) -> None:
+    def drop_silent(self, kind: str, cause: str) -> None:
         """Count nodes as lost that have published no message of a kind."""
         if silent := self.messages.silent(kind):
             nodes = self.messages.nodes
@@ -178,7 +178,7 @@ class GroupMembership:
             # Else torch keeps the silent nodes in the rendezvous for elastic.keep_alive_s.
             self.handler.forget(silent, round=self._round)
 
-    def lose_store(self, cause: str, *, node_rank: int) -> bool:
+    def leave_store(self, cause: str, *, node_rank: int) -> bool:
         """Count the node of the store as lost, whose state is now unknown. Safe to repeat.
 
         Returns:

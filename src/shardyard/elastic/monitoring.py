@@ -65,7 +65,7 @@ class WorkerMonitor:
         self._hang_finder: HangFinder | None = None  # of this generation
         self._slow_ranks: SlowdownWatch | None = None
         self._memory_kills: OutOfMemoryKills
-        self._answered_s = math.inf
+        self._last_reply_s = math.inf
         """Time of the store's newest answer about hangs."""
         self.hangs: list[Hang] = []
         """Hangs that ended this generation."""
@@ -146,13 +146,13 @@ class WorkerMonitor:
             and finder.watch.is_suspicious()
             # The agent's thread sets it after each answer of the store; while it waits, the time is
             # old.
-            and time.monotonic() - self._answered_s > _CUT_OFF_S
+            and time.monotonic() - self._last_reply_s > _CUT_OFF_S
         )
 
     def find_hung(self) -> list[Hang] | None:
         """None: no rank of any node hangs, as far as is known."""
         found = None if self._hang_finder is None else self._hang_finder.find()
-        self._answered_s = time.monotonic()
+        self._last_reply_s = time.monotonic()
         return found
 
     def end_hung(self, hangs: list[Hang] | None) -> list[Loss]:
@@ -205,7 +205,7 @@ class WorkerMonitor:
         self.losses = own_losses + [Loss(**loss) for loss in theirs]
         if not is_clear:
             cause = f"its agent was silent for {_PEER_REPORT_S:g} s after its ranks were lost"
-            self._membership.lose_silent("losses", cause)
+            self._membership.drop_silent("losses", cause)
 
     def finished_step(self) -> int:
         """The last step that this generation finished, or from which it continued."""

@@ -128,7 +128,7 @@ class EventReporter:
             self.write_own("node_lost", **lost.event())
         self.write_own("store_moved", **self._membership.node.event())
 
-    def report_store_found(self, node_rank: int, endpoint: str) -> None:
+    def report_new_store(self, node_rank: int, endpoint: str) -> None:
         """Report where the store is now, if this node serves it."""
         node = self._membership.node
         if node_rank == node.rank:

@@ -433,10 +433,10 @@ Answer = JobStatus | ShardyardError
 class ChecksAccess(Protocol):
     """A launcher that finds out before a submission whether this user can reach its scheduler."""
 
-    def context_problems(self, recipe: Recipe) -> list[Problem]:
+    def context_errors(self, recipe: Recipe) -> list[Problem]:
         """Return what this machine lacks to reach it; asks no service."""
 
-    def rights_problems(self, recipe: Recipe) -> list[Problem]:
+    def permission_errors(self, recipe: Recipe) -> list[Problem]:
         """Return the rights that this user lacks; empty where the scheduler gives no answer."""
 
 

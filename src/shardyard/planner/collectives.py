@@ -134,7 +134,7 @@ def all_to_all_s(nbytes: float, group: Group, cluster: ClusterHardware) -> float
 
 
 def deduplicated_dispatch_s(
-    nbytes: float, visits: int, group: Group, cluster: ClusterHardware
+    nbytes: float, experts_per_token: int, group: Group, cluster: ClusterHardware
 ) -> float:
     """Tokens to the ranks of their experts, each copied once to a node and once to a rank of it.
 
@@ -143,15 +143,15 @@ def deduplicated_dispatch_s(
 
     Args:
         nbytes: All tokens of a rank, once.
-        visits: Experts of a token.
+        experts_per_token: Experts of a token.
     """
     size = group.size
     if size < 2 or nbytes <= 0:
         return 0.0
 
-    def others(places: int) -> float:
-        """Return the number of other places that a token is copied to."""
-        return (places - 1) * (1 - (1 - 1 / places) ** visits) if places > 1 else 0.0
+    def others(groups: int) -> float:
+        """Return the number of other groups that a token is copied to."""
+        return (groups - 1) * (1 - (1 - 1 / groups) ** experts_per_token) if groups > 1 else 0.0
 
     nodes, near = group.nodes, min(size, group.per_node)
     # What arrives in a node is handed on to the ranks there.

@@ -62,12 +62,12 @@ def _text(value: str) -> str:
     return escape(sanitize(value))
 
 
-def facts_html(title: str, facts: Sequence[tuple[str, str, str]], *, lead: str = "") -> str:
+def details_html(title: str, details: Sequence[tuple[str, str, str]], *, lead: str = "") -> str:
     """Return a title and a table of names, values and notes."""
     head = f'<div style="font-weight:600">{_text(title)}</div>'
     if lead:
         head += f'<div style="max-width:90ch;margin:2px 0 4px">{_text(lead)}</div>'
-    return head + table_html((), facts) if facts else head
+    return head + table_html((), details) if details else head
 
 
 def table_html(heads: Sequence[str], rows: Sequence[Sequence[str]], *, note: str = "") -> str:
@@ -100,7 +100,7 @@ class NotebookCurve:
     ys: list[float]
 
 
-def thinned(xs: Sequence[float], ys: Sequence[float], most: int = _MOST_POINTS) -> list[int]:
+def downsampled(xs: Sequence[float], ys: Sequence[float], most: int = _MOST_POINTS) -> list[int]:
     """Return which points to draw: both ends, and the extremes of each stretch."""
     if len(xs) <= most:
         return list(range(len(xs)))
@@ -150,7 +150,8 @@ def chart_html(curves: Sequence[NotebookCurve], *, title: str, x_title: str) -> 
     ]
     for number, curve in enumerate(drawn):
         points = " ".join(
-            "{},{}".format(*place(curve.xs[k], curve.ys[k])) for k in thinned(curve.xs, curve.ys)
+            "{},{}".format(*place(curve.xs[k], curve.ys[k]))
+            for k in downsampled(curve.xs, curve.ys)
         )
         colour = _COLOURS[number % len(_COLOURS)]
         dash = f' stroke-dasharray="{5 + number // len(_COLOURS)} 3"' * (number >= len(_COLOURS))

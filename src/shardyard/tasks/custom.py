@@ -103,7 +103,7 @@ class CustomComputation(Computation[Any]):
         return self.loss_scale.on(loss_sum / self._tp)
 
     def _answer(self, read: Any, sums: dict[str, Tensor] | None) -> Any:
-        """What the loss function returns for a micro-batch; ``sums`` get its metrics."""
+        """Return the answer of the loss function for a micro-batch; ``sums`` get its metrics."""
         own = self.objective
         if self._outputs is None:
             assert self._loss_function is not None

@@ -35,7 +35,7 @@ def with_own_code(
     _check_equal(digests, group)
     computation.code_digests = digests
     if "task.loss" in loaded or recipe.task.metrics:
-        assert task_row(recipe.task.name).takes_own_loss, "checked"
+        assert task_row(recipe.task.name).accepts_own_loss, "checked"
         computation.objective = OwnObjective(
             loss=loaded.get("task.loss"),
             metrics={

@@ -73,8 +73,8 @@ def _check_objective(recipe: Recipe) -> Iterable[Problem]:
     task, parallel, setting = recipe.task, recipe.parallel, "task.loss"
     if task.loss is None:
         setting = "task.metrics"
-    if not task_row(task.name).takes_own_loss:
-        others = " or ".join(name for name, row in TASKS.items() if row.takes_own_loss)
+    if not task_row(task.name).accepts_own_loss:
+        others = " or ".join(name for name, row in TASKS.items() if row.accepts_own_loss)
         text = f"is not supported with task.name={task.name}, whose loss has parts of its own."
         yield Problem(setting, f"{text} Use task.name={others}.")
     for axis, splits in (("cp", "the tokens of a sample"), ("pp", "the blocks")):

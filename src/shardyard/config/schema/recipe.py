@@ -235,7 +235,7 @@ class Optim(Section):
 
     @model_validator(mode="after")
     def _take_published_betas(self) -> Self:
-        """Let betas that nobody set be those with which the optimizer was published."""
+        """Take the betas with which the optimizer was published, unless the recipe sets them."""
         published = OPTIMIZERS[self.name].betas
         if published is not None and "betas" not in self.model_fields_set:
             self.__dict__["betas"] = published  # not an assignment: it stays a default

@@ -13,7 +13,7 @@ from shardyard.launchers.kubernetes.names import TARGETS
 _CONTEXT = "launch.kubernetes.context"
 
 
-def context_problems(recipe: Recipe, kubeconfig: Path | None) -> list[Problem]:
+def context_errors(recipe: Recipe, kubeconfig: Path | None) -> list[Problem]:
     """Return why the kubeconfig has no usable context; asks no cluster."""
     try:
         _api(recipe, kubeconfig)
@@ -25,7 +25,7 @@ def context_problems(recipe: Recipe, kubeconfig: Path | None) -> list[Problem]:
     return []
 
 
-def rights_problems(recipe: Recipe, kubeconfig: Path | None) -> list[Problem]:
+def permission_errors(recipe: Recipe, kubeconfig: Path | None) -> list[Problem]:
     """Return the rights that the user lacks; asks the cluster, and is empty without an answer."""
     with suppress(ShardyardError):
         api = _api(recipe, kubeconfig)

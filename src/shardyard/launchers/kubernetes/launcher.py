@@ -32,7 +32,7 @@ from shardyard.launchers.base import (
     mounted_paths,
 )
 from shardyard.launchers.kubernetes import pod
-from shardyard.launchers.kubernetes.access import context_problems, rights_problems
+from shardyard.launchers.kubernetes.access import context_errors, permission_errors
 from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.checks import kubernetes_checks, require_served, trainjob_schema
 from shardyard.launchers.kubernetes.exec import LostConnectionError
@@ -157,13 +157,13 @@ class KubernetesLauncher:
             return [Finding(name="context", verdict="problem", what=str(error))]
         return kubernetes_checks(request, api)
 
-    def context_problems(self, recipe: Recipe) -> list[Problem]:
+    def context_errors(self, recipe: Recipe) -> list[Problem]:
         """Look for the context in the kubeconfig."""
-        return context_problems(recipe, self._kubeconfig)
+        return context_errors(recipe, self._kubeconfig)
 
-    def rights_problems(self, recipe: Recipe) -> list[Problem]:
+    def permission_errors(self, recipe: Recipe) -> list[Problem]:
         """Ask the cluster what this user may do."""
-        return rights_problems(recipe, self._kubeconfig)
+        return permission_errors(recipe, self._kubeconfig)
 
     def target_name(self, request: LaunchRequest) -> str:
         """The context."""

@@ -30,7 +30,7 @@ _POD_OF_TRAINJOB = (
 )  # fmt: skip
 """Fields of a pod that a TrainJob may change. Source: the CRD of Kubeflow Trainer 2.3."""
 _CONTAINER_OF_TRAINJOB = ("name", "securityContext", "volumeMounts", "env")
-"""Those of a container of the runtime; Trainer rejects env of the one that it fills itself."""
+"""Patches of a container of the runtime; Trainer rejects env of the one that it fills."""
 
 _KEPT = {
     "JobSet": ("spec.replicatedJobs",),
@@ -179,7 +179,7 @@ def _at(item: Any, path: Sequence[str]) -> Any:
     return item
 
 
-def _kept_paths(item: Object) -> Iterator[tuple[str, ...]]:
+def _protected_paths(item: Object) -> Iterator[tuple[str, ...]]:
     """Labels by which teardown finds an object or a pod; no patch may change them."""
     yield from (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"))
     yield from (tuple(path.split(".")) for path in _NOT_ADDED)
@@ -189,7 +189,7 @@ def _kept_paths(item: Object) -> Iterator[tuple[str, ...]]:
 
 
 def _check_object(before: Object, item: Object, where: str) -> None:
-    paths = [*_kept_paths(before), *(tuple(p.split(".")) for p in _KEPT[before["kind"]])]
+    paths = [*_protected_paths(before), *(tuple(p.split(".")) for p in _KEPT[before["kind"]])]
     for path in paths:
         if _at(before, path) != _at(item, path):
             shown = ".".join(path)
@@ -198,7 +198,7 @@ def _check_object(before: Object, item: Object, where: str) -> None:
 
 
 def _check_pod(request: LaunchRequest, before: Object, pod: Object, kind: str, where: str) -> None:
-    for path in [*_kept_paths(before), ("spec", "restartPolicy")]:
+    for path in [*_protected_paths(before), ("spec", "restartPolicy")]:
         if _at(before, path) != _at(pod, path):
             hint = "Use launch.kubernetes.labels or annotations for more of them."
             raise RequestError(_change_message(where, "Pod", ".".join(path), hint))

@@ -21,7 +21,7 @@ from shardyard.report.document import (
 from shardyard.units import format_bytes, format_seconds, format_usd
 
 
-def offers_section(
+def quotes_section(
     quotes: ClusterQuotes | None,
     requested: Parallel,
     *,

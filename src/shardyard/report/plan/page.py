@@ -45,7 +45,7 @@ from shardyard.report.plan.bars import (
     is_planned,
     own_share,
 )
-from shardyard.report.plan.offers import offers_section
+from shardyard.report.plan.offers import quotes_section
 from shardyard.units import (
     ABSENT,
     format_bytes,
@@ -98,7 +98,7 @@ def plan_page(
         time_section(plan),
         failures_section(plan),
         _price(plan),
-        offers_section(
+        quotes_section(
             quotes,
             asked,
             has_chart=not no_charts_reason,

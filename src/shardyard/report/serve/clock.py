@@ -3,7 +3,7 @@
 from bisect import bisect_right
 
 from shardyard.errors import StorageError
-from shardyard.report.serve.envelope import Place
+from shardyard.report.serve.envelope import Position
 from shardyard.rundir.counted_lines import Start, start_of
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
@@ -50,16 +50,16 @@ class StepClock:
         steps.append(step)
         times.append(t)
 
-    def hours(self, place: Place) -> float | None:
+    def hours(self, position: Position) -> float | None:
         """Return the hours from the run's first event to the end of a step."""
-        steps, times = self._marks.get(place.start, ([], []))
+        steps, times = self._marks.get(position.start, ([], []))
         if not steps or self.start_t is None:
             return None
-        step = place.step
+        step = position.step
         index = bisect_right(steps, step)
         if index == 0 or index == len(steps):  # before the first mark, or after the last
             index = min(max(index - 1, 0), len(steps) - 1)
-            t = times[index] + (step - steps[index]) * (place.step_time_s or 0.0)
+            t = times[index] + (step - steps[index]) * (position.step_time_s or 0.0)
         else:
             low, high = steps[index - 1], steps[index]
             t = times[index - 1] + (times[index] - times[index - 1]) * (step - low) / (high - low)

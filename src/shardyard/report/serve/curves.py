@@ -2,7 +2,7 @@
 
 At first these are lines spread evenly over its file, so that a hundred runs of ten thousand
 steps are there within a second. Between requests the other lines are read, and the points
-are the extremes of each stretch of steps from then on. Lines of lost steps are left out. A
+are the extremes of each interval of steps from then on. Lines of lost steps are left out. A
 value that is not known is a gap.
 """
 
@@ -18,9 +18,9 @@ from shardyard.report.serve.clock import StepClock
 from shardyard.report.serve.envelope import (
     Envelope,
     OutOfOrderError,
-    Place,
+    Position,
     is_number,
-    place_of,
+    position_of,
     short,
 )
 from shardyard.report.serve.sampling import (
@@ -65,7 +65,7 @@ def can_draw(y: str, x: str) -> bool:
 class _Points(Protocol):
     """Steps or evaluations of one run that are drawn."""
 
-    def of(self, key: str) -> Sequence[tuple[Place, Any]]:
+    def of(self, key: str) -> Sequence[tuple[Position, Any]]:
         """Return the values of a metric in their order; None: not known."""
 
     def keys(self) -> set[str]:
@@ -76,12 +76,13 @@ class _Points(Protocol):
 class _Lines:
     """Lines of a file, and where each is drawn."""
 
-    places: Sequence[Place] = ()
+    positions: Sequence[Position] = ()
     values: Sequence[Line] = ()
 
-    def of(self, key: str) -> Sequence[tuple[Place, Any]]:
+    def of(self, key: str) -> Sequence[tuple[Position, Any]]:
         return [
-            (place, line.get(key)) for place, line in zip(self.places, self.values, strict=True)
+            (position, line.get(key))
+            for position, line in zip(self.positions, self.values, strict=True)
         ]
 
     def keys(self) -> set[str]:
@@ -95,13 +96,13 @@ class _Extremes:
     envelope: Envelope
     lock: threading.Lock
 
-    def of(self, key: str) -> Sequence[tuple[Place, Any]]:
+    def of(self, key: str) -> Sequence[tuple[Position, Any]]:
         with self.lock:
             return list(self.envelope.points(key))
 
     def keys(self) -> set[str]:
         with self.lock:
-            return self.envelope.known_keys
+            return self.envelope.seen_keys
 
 
 class Curves:
@@ -175,16 +176,18 @@ class Curves:
             samples = device_samples(run)
             points = self._points(run, most) if samples and x not in ("step", HOURS) else _Lines()
             start_t = self._clock(run).start_t if samples and x == HOURS else None
-            return utilisation_curve(samples, x, [place for place, _ in points.of(x)], start_t)
+            return utilisation_curve(
+                samples, x, [position for position, _ in points.of(x)], start_t
+            )
         is_evaluation, key = y.startswith(EVALUATION), y.removeprefix(EVALUATION)
         points = self._evaluations(run) if is_evaluation else self._points(run, most)
         clock = self._clock(run) if x == HOURS else None
         xs: list[Any] = []
         ys: list[Any] = []
-        for place, value in points.of(key):
-            position = clock.hours(place) if clock else getattr(place, x)
-            if is_number(position):
-                xs.append(position)
+        for position, value in points.of(key):
+            at = clock.hours(position) if clock else getattr(position, x)
+            if is_number(at):
+                xs.append(at)
                 ys.append(short(value))
         return {"x": xs, "y": ys}
 
@@ -218,7 +221,7 @@ class Curves:
             return _Lines()
         lines = some if _is_ordered(some, begins) else counted_in_order(some, begins)
         steps = [line for line in lines if "eval" not in line]
-        points = _Lines(places=[place_of(line) for line in steps], values=steps)
+        points = _Lines(positions=[position_of(line) for line in steps], values=steps)
         with self._lock:
             _keep(self._cache, (path, most), (stamp, points), most=self._max_cached)
             if is_long and path not in self._unordered:
@@ -241,7 +244,7 @@ class Curves:
             return None
 
     def _evaluations(self, run: RunDir) -> _Lines:
-        """Return all evaluations that count, each at the place of its step."""
+        """Return all evaluations that count, each at the position of its step."""
         path = run.metrics
         with self._lock:
             known = self._scans.pop(path, NO_SCAN)
@@ -252,16 +255,16 @@ class Curves:
             return _Lines()
         with self._lock:
             _keep(self._scans, path, scan, most=self._max_cached)
-        places: list[Place] = []
+        positions: list[Position] = []
         values: list[Line] = []
         step_line: Line = {}
         for line in lines:
             if "eval" not in line:
                 step_line = line
                 continue
-            places.append(place_of({**step_line, "step": line["step"]}))
+            positions.append(position_of({**step_line, "step": line["step"]}))
             values.append(line["eval"])
-        return _Lines(places=places, values=values)
+        return _Lines(positions=positions, values=values)
 
 
 def _most_points(runs: int) -> int:
@@ -281,7 +284,7 @@ def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value, *, most: int) -> N
 def _read_envelope(path: Path, most: int) -> Envelope | None:
     """Read all lines of a run; None: steps are repeated, and there are too many lines to sort."""
     begins = tuple(read_begins(path))
-    envelope = Envelope(KEYS, most_stretches=most // 2, begins=begins)
+    envelope = Envelope(KEYS, max_intervals=most // 2, begins=begins)
     try:
         envelope.read_on(path)
     except OutOfOrderError:
@@ -294,8 +297,8 @@ def _is_ordered(lines: Sequence[Line], begins: Begins) -> bool:
     starts = {start_of(line) for line in lines if "eval" not in line}
     if len(starts) != 1 or any(newer > start for newer, _ in begins for start in starts):
         return False
-    places = [(line["step"], "eval" in line) for line in lines]
-    return all(before < after for before, after in pairwise(places))
+    positions = [(line["step"], "eval" in line) for line in lines]
+    return all(before < after for before, after in pairwise(positions))
 
 
 def counted_in_order(lines: Sequence[Line], begins: Iterable[tuple[Start, int]]) -> list[Line]:

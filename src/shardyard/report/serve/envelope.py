@@ -1,4 +1,4 @@
-"""Least and greatest value of each metric over stretches of a long run.
+"""Least and greatest value of each metric over intervals of a long run.
 
 A spike of one step stays visible however long the run is. The file is read once, and then
 only what was appended to it. Stretches are merged in pairs as the run grows.
@@ -17,7 +17,7 @@ from shardyard.rundir.counted_lines import Start, start_of
 _BLOCK_BYTES = 2**20
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A step on each axis."""
 
     step: int
@@ -28,48 +28,48 @@ class Place(NamedTuple):
     start: Start
 
 
-def place_of(line: Line) -> Place:
+def position_of(line: Line) -> Position:
     """Return where a line of metrics.jsonl is drawn."""
     get = line.get
-    return Place(
+    return Position(
         line["step"], get("epoch"), get("samples"), get("tokens"), get("step_time_s"),
         start_of(line),
     )  # fmt: skip
 
 
 class _Extremes(NamedTuple):
-    """Least and greatest value of a metric in a stretch."""
+    """Least and greatest value of a metric in a interval."""
 
-    low_place: Place
+    low_position: Position
     low: float
-    high_place: Place
+    high_position: Position
     high: float
 
 
-class _Stretch:
+class _Interval:
     """Neighbouring steps."""
 
     __slots__ = ("count", "extremes", "first")
 
-    def __init__(self, first: Place) -> None:
+    def __init__(self, first: Position) -> None:
         self.first = first
         self.count = 0
         self.extremes: dict[str, _Extremes] = {}
 
-    def add(self, place: Place, values: dict[str, float]) -> None:
+    def add(self, position: Position, values: dict[str, float]) -> None:
         """Count a step."""
         self.count += 1
         for key, value in values.items():
             known = self.extremes.get(key)
             if known is None:
-                self.extremes[key] = _Extremes(place, value, place, value)
+                self.extremes[key] = _Extremes(position, value, position, value)
             elif value < known.low:
-                self.extremes[key] = known._replace(low_place=place, low=value)
+                self.extremes[key] = known._replace(low_position=position, low=value)
             elif value > known.high:
-                self.extremes[key] = known._replace(high_place=place, high=value)
+                self.extremes[key] = known._replace(high_position=position, high=value)
 
-    def merge(self, later: "_Stretch") -> None:
-        """Count the steps of the next stretch, too."""
+    def merge(self, later: "_Interval") -> None:
+        """Count the steps of the next interval, too."""
         self.count += later.count
         for key, other in later.extremes.items():
             known = self.extremes.get(key)
@@ -78,7 +78,7 @@ class _Stretch:
                 continue
             low = known if known.low <= other.low else other
             high = known if known.high >= other.high else other
-            self.extremes[key] = _Extremes(low.low_place, low.low, high.high_place, high.high)
+            self.extremes[key] = _Extremes(low.low_position, low.low, high.high_position, high.high)
 
 
 class OutOfOrderError(Exception):
@@ -89,23 +89,23 @@ class Envelope:
     """Extremes of one run, with the first and the last of its steps."""
 
     def __init__(
-        self, keys: Sequence[str], *, most_stretches: int, begins: tuple[tuple[Start, int], ...]
+        self, keys: Sequence[str], *, max_intervals: int, begins: tuple[tuple[Start, int], ...]
     ) -> None:
         """Begin without steps.
 
         Args:
             keys: Metrics.
-            most_stretches: Of a curve; at least half as many are there once there are enough steps.
+            max_intervals: Of a curve; at least half as many are there once there are enough steps.
             begins: Starts of the processes and the step that each continued from.
         """
         self.begins = begins
         self.end = 0
         """Offset of the end of the last line that was read, in bytes."""
         self._keys = keys
-        self._most = most_stretches
+        self._most = max_intervals
         self._steps_each = 1
-        self._stretches: list[_Stretch] = []
-        self._ends: list[tuple[Place, dict[str, float]]] = []
+        self._intervals: list[_Interval] = []
+        self._ends: list[tuple[Position, dict[str, float]]] = []
 
     def read_on(self, path: Path) -> None:
         """Read what was appended to metrics.jsonl.
@@ -144,48 +144,48 @@ class Envelope:
             self._add(line)
 
     def _add(self, line: Line) -> None:
-        get, place = line.get, place_of(line)
+        get, position = line.get, position_of(line)
         values: dict[str, float] = {
             key: value for key in self._keys if is_number(value := get(key))
         }
-        if not self._stretches or self._stretches[-1].count >= self._steps_each:
-            if len(self._stretches) == self._most:
+        if not self._intervals or self._intervals[-1].count >= self._steps_each:
+            if len(self._intervals) == self._most:
                 self._merge()
-            self._stretches.append(_Stretch(place))
-        self._stretches[-1].add(place, values)
-        self._ends[1 if self._ends else 0 :] = [(place, values)]
+            self._intervals.append(_Interval(position))
+        self._intervals[-1].add(position, values)
+        self._ends[1 if self._ends else 0 :] = [(position, values)]
 
     def _merge(self) -> None:
-        pairs = self._stretches
+        pairs = self._intervals
         for earlier, later in zip(pairs[::2], pairs[1::2], strict=True):
             earlier.merge(later)
-        self._stretches, self._steps_each = pairs[::2], 2 * self._steps_each
+        self._intervals, self._steps_each = pairs[::2], 2 * self._steps_each
 
     @property
-    def known_keys(self) -> set[str]:
+    def seen_keys(self) -> set[str]:
         """Metrics that have a value."""
-        return {key for stretch in self._stretches for key in stretch.extremes}
+        return {key for interval in self._intervals for key in interval.extremes}
 
-    def points(self, key: str) -> Iterator[tuple[Place, float | None]]:
-        """Yield extremes of a metric in the order of their steps; None: not known in a stretch."""
+    def points(self, key: str) -> Iterator[tuple[Position, float | None]]:
+        """Yield extremes of a metric in the order of their steps; None: not known in a interval."""
         last_step = -1
-        for place, value in self._all_points(key):
-            if place.step > last_step:
-                yield place, value
-                last_step = place.step
+        for position, value in self._all_points(key):
+            if position.step > last_step:
+                yield position, value
+                last_step = position.step
 
-    def _all_points(self, key: str) -> Iterator[tuple[Place, float | None]]:
-        for place, values in self._ends[:1]:
-            yield place, values.get(key)
-        for stretch in self._stretches:
-            found = stretch.extremes.get(key)
+    def _all_points(self, key: str) -> Iterator[tuple[Position, float | None]]:
+        for position, values in self._ends[:1]:
+            yield position, values.get(key)
+        for interval in self._intervals:
+            found = interval.extremes.get(key)
             if found is None:
-                yield stretch.first, None
+                yield interval.first, None
                 continue
-            pair = [(found.low_place, found.low), (found.high_place, found.high)]
+            pair = [(found.low_position, found.low), (found.high_position, found.high)]
             yield from sorted(pair, key=lambda each: each[0].step)
-        for place, values in self._ends[1:]:
-            yield place, values.get(key)
+        for position, values in self._ends[1:]:
+            yield position, values.get(key)
 
 
 def is_number(value: Any) -> TypeGuard[float]:

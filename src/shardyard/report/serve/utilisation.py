@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.report.serve.envelope import Place, short
+from shardyard.report.serve.envelope import Position, short
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.telemetry import TelemetrySample, nodes_with_telemetry, read_downsampled
 
@@ -44,7 +44,7 @@ def _device_sample(sample: TelemetrySample) -> tuple[float, int | None, float] |
 def utilisation_curve(
     samples: Sequence[tuple[float, int | None, float]],
     x: str,
-    places: Sequence[Place],
+    positions: Sequence[Position],
     start_t: float | None,
 ) -> dict[str, list[Any]]:
     """Return points of the curve.
@@ -52,7 +52,7 @@ def utilisation_curve(
     Args:
         samples: Time, step and utilisation.
         x: Axis.
-        places: Steps of the run on all axes.
+        positions: Steps of the run on all axes.
         start_t: Time of the run's first event, in unix seconds.
     """
     if not samples:
@@ -68,13 +68,13 @@ def utilisation_curve(
     ]
     if x == "step":
         return {"x": [step for step, _ in kept], "y": [short(value) for _, value in kept]}
-    on_axis = [(place.step, getattr(place, x)) for place in places]
-    numbers = [step for step, position in on_axis if position is not None]
-    positions = [position for _, position in on_axis if position is not None]
-    known = [(_between(numbers, positions, step), value) for step, value in kept]
+    on_axis = [(position.step, getattr(position, x)) for position in positions]
+    steps = [step for step, at in on_axis if at is not None]
+    xs = [at for _, at in on_axis if at is not None]
+    points_at = [(_between(steps, xs, step), value) for step, value in kept]
     return {
-        "x": [place for place, _ in known if place is not None],
-        "y": [short(value) for place, value in known if place is not None],
+        "x": [at for at, _ in points_at if at is not None],
+        "y": [short(value) for at, value in points_at if at is not None],
     }
 
 
@@ -87,7 +87,7 @@ def _least_after(points: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:
-    """Value at a place between known ones; beyond them, that of the nearest."""
+    """Value at a position between known ones; beyond them, that of the nearest."""
     if not xs:
         return None
     index = bisect_left(xs, x)

@@ -190,7 +190,7 @@ def series_words(series: ScalingSeries) -> str:
         return " ".join(said)
     bands = "; ".join(f"{_where(point.row)} {_band(point)}" for point in found)
     said.append(f"Predicted efficiency, and what its open terms leave: {bands}.")
-    lacks = _lacks(found[-1], first.row)
+    lacks = _unknown_costs(found[-1], first.row)
     if lacks:
         at = _where(found[-1].row)
         said.append(f"What a plan cannot know, each by itself at its worst, on {at}: {lacks}.")
@@ -254,7 +254,7 @@ def _band(point: Point) -> str:
     return f"{text}, measured {_percent(point.efficiency.value)}{outside}"
 
 
-def _lacks(point: Point, first: SeriesRow) -> str:
+def _unknown_costs(point: Point, first: SeriesRow) -> str:
     return "; ".join(
         f"{name} ({assumed}): {100 * share:.1f} points"
         for name, assumed, share in open_points(point.row, first)
@@ -269,7 +269,7 @@ def _open_words(point: Point, first: SeriesRow, where: str) -> str:
     figure, error = point.predicted, point.error
     assert figure is not None and figure.low is not None and figure.high is not None
     band = f"{_percent(figure.low)} to {_percent(figure.high)}"
-    lacks = _lacks(point, first)
+    lacks = _unknown_costs(point, first)
     text = f"{where}: predicted {_percent(figure.value)}, and what is open leaves {band}"
     if error is not None and point.efficiency is not None:
         inside = figure.low <= point.efficiency.value <= figure.high
