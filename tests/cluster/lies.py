@@ -193,7 +193,7 @@ def _(case: Case) -> None:
     )
 
 
-@lie("a foreign stack that takes the name meanwhile", named=rf"{STACK} in us-east-1 is there and")
+@lie("a foreign stack that takes the name meanwhile", named=rf"{STACK} in us-east-1 exists and")
 def _(case: Case) -> None:
     foreign = [
         {"Key": "shardyard-cluster", "Value": "trainers"},
