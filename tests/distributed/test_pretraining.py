@@ -27,7 +27,7 @@ from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 from tests.train.lamb import Lamb
 
-BATCH, STEPS, LR, DECAY = 12, 5, 0.02, 0.01
+BATCH, STEPS, LR, DECAY, BETAS = 12, 5, 0.02, 0.01, (0.9, 0.95)
 TOLD = ("loss", "masked_loss", "next_sentence_loss", "grad_norm")
 COUNTED = ("masked_accuracy", "next_sentence_accuracy", "targets")
 
@@ -46,7 +46,7 @@ def _run(folder: Path, pairs: Corpus, processes: int = 1, **sections: Any) -> Ru
         "task": {"name": "bert_pretraining"},
         "data": {"seq_len": 64, "format": "sentences", "tokenizer_kind": "wordpiece"},
         "optim": {
-            "name": "lamb", "betas": [0.9, 0.95], "eps": 1e-4, "lr": LR, "weight_decay": DECAY,
+            "name": "lamb", "betas": BETAS, "eps": 1e-4, "lr": LR, "weight_decay": DECAY,
             "grad_clip": None, "schedule": "constant", "warmup_steps": 0,
             "global_batch": BATCH, "micro_batch": 2,
         },
@@ -94,7 +94,7 @@ def _beside_a_plain_loop(run_dir: RunDir) -> tuple[list[tuple[float, float]], di
     }
     missing = model.load_state_dict(weights, strict=False).missing_keys
     assert {name.rpartition(".")[0] for name in missing} == {"cls.predictions.decoder"}, "tied"
-    optimizer = Lamb(model.parameters(), lr=LR, decay=DECAY, eps=1e-4)
+    optimizer = Lamb(model.parameters(), lr=LR, decay=DECAY, betas=BETAS, eps=1e-4)
     found = []
     for step in range(STEPS):
         batch = training.train_source.micro_batch(range(step * BATCH, (step + 1) * BATCH), BATCH)
@@ -138,7 +138,8 @@ def _phases_of_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, flo
     train_here(run_dir)
     losses = []
     for phase, resolved in zip(PHASES, read_resolved(run_dir.resolved(0)).of_phases, strict=True):
-        optimizer = Lamb(model.parameters(), lr=phase["optim"]["lr"], decay=DECAY, eps=1e-4)
+        lr = phase["optim"]["lr"]
+        optimizer = Lamb(model.parameters(), lr=lr, decay=DECAY, betas=BETAS, eps=1e-4)
         source, number = BertPretraining.open_data(resolved).train, phase["optim"]["global_batch"]
         for step in range(phase["run"]["steps"]):
             batch = source.micro_batch(range(step * number, (step + 1) * number), number)
@@ -304,7 +305,7 @@ def test_both_heads_go_from_folder_to_folder(
     config = json.loads((tmp_path / "trained" / "config.json").read_text())
     assert config["architectures"] == ["BertForPreTraining"]
     still = {"optim": {"name": "sgd", "lr": 1e-30, "global_batch": 2, "micro_batch": 1,
-                       "grad_clip": 1.0, "weight_decay": 0.0, "betas": [0.9, 0.95]}}  # fmt: skip
+                       "grad_clip": 1.0, "weight_decay": 0.0, "betas": BETAS}}  # fmt: skip
     model = {"preset": None, "path": str(tmp_path / "trained"), "weights": "load"}
     again = _run(
         tmp_path / "again", pairs, processes, model=model, parallel=parallel, **still,

@@ -22,7 +22,7 @@ class Step:
 
 def steps_of(page: Path) -> Iterator[Step]:
     """Blocks for a shell, of which a block of text behind one shows the output; and consoles."""
-    blocks = _FENCED.findall(page.read_text())
+    blocks = _FENCED.findall(page.read_text().replace("\\\n", " "))
     for (language, block), (kind, text) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
         if language == "sh":
             yield Step(block.splitlines(), text.splitlines() if kind == "text" else [], False)

@@ -41,6 +41,9 @@ from shardyard.units import ABSENT, format_count, format_percent, format_usd
 _WORDS = {"how", "settings changed", "as printed"}
 """Heads of columns that hold words."""
 
+_MOST_COLUMNS = 9
+"""Columns that a page of 1,280 pixels holds without scrolling."""
+
 PAGE, MARKDOWN, CSV, JSON = "study.html", "table.md", "table.csv", "table.json"
 
 
@@ -113,10 +116,7 @@ def _blocks(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> It
     yield Paragraph(f"{series.kind}.", kind="note", only=("page",))
     yield from _tiles(rows)
     yield from only_in("markdown", _table(rows, columns))
-    size = [column for column in columns if column[1] in ("nodes", "accelerators", "origin")]
-    speed = [column for column in columns if column[1] in SPEED]
-    rest = [column for column in columns if column not in size and column not in speed]
-    yield from only_in("page", _table(rows, [*size, *speed]), _table(rows, [*size, *rest]))
+    yield from only_in("page", *_page_tables(rows, columns))
     if panels:
         figures = [Chart(f"{name}-{number}", svg) for name, svg in panels.items()]
         yield Panels(figures)
@@ -129,6 +129,16 @@ def _blocks(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> It
     yield from only_in("markdown", *(Paragraph(text, "item") for text in series_notes(series)))
     if series.source:
         yield Paragraph(f"Source: {series.source}", kind="note")
+
+
+def _page_tables(rows: Sequence[Values], columns: Sequence[Column]) -> list[Table]:
+    """One table where 1,280 pixels hold it, else two that both begin with the size."""
+    if len(columns) <= _MOST_COLUMNS:
+        return [_table(rows, columns)]
+    size = [column for column in columns if column[1] in ("nodes", "accelerators", "origin")]
+    speed = [column for column in columns if column[1] in SPEED]
+    rest = [column for column in columns if column not in size and column not in speed]
+    return [_table(rows, [*size, *speed]), _table(rows, [*size, *rest])]
 
 
 def _table(rows: Sequence[Values], columns: Sequence[Column]) -> Table:
@@ -159,7 +169,7 @@ def _tiles(rows: Sequence[Values]) -> Iterator[Tiles]:
             ABSENT if rate is None else f"{format_count(rate)}{mark}",
             "all accelerators",
         ),
-        ("efficiency", _share(row[key]), percent_of(row, key)),
+        ("efficiency", _share(row[key]), f"{percent_of(row, key)} of the smallest size"),
     ]
     if row["usd_per_epoch"] is not None:
         hour = f"at {format_usd(row['usd_per_hour'])} an hour"

@@ -199,9 +199,9 @@ class ScalingSeries:
         """Weak or strong scaling, in words."""
         match self.hold:
             case "batch-per-device":
-                return "weak scaling: the batch of a device is held, that of a step grows with them"
+                return "weak scaling: the batch per device is fixed, the global batch grows"
             case "global-batch":
-                return "strong scaling: the batch of a step is held, that of a device shrinks"
+                return "strong scaling: the global batch is fixed, the batch per device shrinks"
             case None:
                 return "weak or strong is not said: no batches are given"
 
