@@ -114,6 +114,6 @@ def test_a_probe_on_this_machine(tmp_path: Path, capsys: Captured) -> None:
     )  # fmt: skip
     assert main(["doctor", *words, "--on", "local", "--probe", "--yes"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert f"data.source={tmp_path}/text: there is no file in it" in said
+    assert f"data.source={tmp_path}/text: it has no file in it" in said
     assert f"{tmp_path}/runs can be written by user" in said
     assert list((tmp_path / "runs").iterdir()) == []

@@ -33,7 +33,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_numbers_are_there(
     summary = write_last_report(run, 1, RECIPE, remaining_s=None)
     assert summary is not None and summary.steps_done == 120
     said = capsys.readouterr().err
-    assert said.startswith(f"warning: there is no report: {run.report_html} cannot be written")
+    assert said.startswith(f"warning: no report was written: {run.report_html} cannot be written")
 
 
 @pytest.mark.heavy

@@ -92,7 +92,7 @@ def test_a_shard_of_garbage_ends_the_run_with_its_name_and_not_with_that_of_a_mi
     )
     assert (answer.code, answer.out) == (1, "")
     *_, before, last = answer.err.splitlines()
-    assert before.startswith("warning: there is no report: ")
+    assert before.startswith("warning: no report was written: ")
     assert last.startswith(f"error: {shard.parent}: the train split holds token id 65535")
     assert last.endswith("or delete the folder and prepare again.")
     assert place.state("garbage") == "failed"

@@ -161,7 +161,7 @@ def test_a_node_that_is_forgotten_is_not_waited_for(pair: list[Rendezvous]) -> N
     left.forget([met[1].rank], round=left.round)
     began_s = time.monotonic()
     assert left.next_rendezvous().world_size == 1
-    assert time.monotonic() - began_s < 15.0  # not 3600
+    assert time.monotonic() - began_s < 120.0  # not 3600, also on a busy machine
 
 
 @pytest.mark.heavy
