@@ -206,7 +206,9 @@ def test_a_file_that_changed_meanwhile_is_told_and_not_kept(world: World) -> Non
 
 
 def test_a_bucket_that_is_not_there_is_told_with_how_to_make_it(world: World) -> None:
-    with pytest.raises(RequestError, match=r"bucket 'nobodys' does not exist.*aws s3 mb s3://nobodys"):
+    with pytest.raises(
+        RequestError, match=r"bucket 'nobodys' does not exist.*aws s3 mb s3://nobodys"
+    ):
         world.send(S3Location(bucket="nobodys", prefix="x"))
 
 
