@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.control.agent_process import run_agent_command
+from shardyard.control.agent_process import _signals_passed_on, run_agent_command
 from shardyard.control.follow import LogView
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import (
@@ -76,6 +77,27 @@ def test_ctrl_c_is_passed_on_and_explained(run: RunDir) -> None:
     answer, shown = run_script(run, script)
     assert answer["exit_code"] == 130
     assert "finishing the step and saving; press Ctrl-C again to stop at once" in shown
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_the_agent_starts_reaches_it() -> None:
+    script = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(30)\n"
+    )
+    notes: deque[str] = deque()
+    with _signals_passed_on(notes, is_node=False) as pass_to:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        os.kill(os.getpid(), signal.SIGINT)  # as another thread may receive it
+        assert len(notes) == 1 and process.poll() is None
+        pass_to(process)
+        assert process.wait(30) == 130
+        process.stdout.close()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

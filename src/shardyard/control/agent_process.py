@@ -11,8 +11,8 @@ import signal
 import subprocess
 import tempfile
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -131,27 +131,24 @@ def run_agent_command(
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()
-        with _signals_blocked():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                start_new_session=True,
-                pass_fds=passed,
-            )
-            if lease is not None:
-                lease.close()
-            previous = _pass_signals_to(process, notes, is_once=is_node)
-        try:
+        with _signals_passed_on(notes, is_node=is_node) as pass_to, ExitStack() as ended:
+            with _signals_blocked():
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    start_new_session=True,
+                    pass_fds=passed,
+                )
+                ended.callback(_end, process)
+                pass_to(process)
+                if lease is not None:
+                    lease.close()
             if view_factory is None:
                 # Not wait(): a signal that comes just before it begins is seen when it ends.
                 wait_for(process.poll, every_s=_POLL_S)
             else:
                 follow(run_dir, attempt, process, view_factory=view_factory, notes=notes)
-        finally:
-            _end(process)
-            for number, handler in previous.items():
-                signal.signal(number, signal.SIG_IGN if is_node else handler)
         log = run_dir.attempt(attempt) / f"agent-{node_rank}.log"
         return _read_answer(stdout, run_dir, log, exit_code=process.returncode)
 
@@ -170,18 +167,39 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
-def _pass_signals_to(
-    process: subprocess.Popen[bytes], notes: deque[str], *, is_once: bool
-) -> dict[int, Any]:
+@contextmanager
+def _signals_passed_on(
+    notes: deque[str], *, is_node: bool
+) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass signals on to a process that starts within; yields what is told of it.
+
+    A signal may come before: blocking keeps it only from this thread, and where the program has
+    others one of them receives it.
+    """
     words = [_FIRST_WORDS]
+    processes: list[subprocess.Popen[bytes]] = []
+    waiting: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        if words and number == signal.SIGINT and not is_once:
+        if words and number == signal.SIGINT and not is_node:
             notes.append(words.pop())
-        process.send_signal(number)
+        if processes:
+            processes[0].send_signal(number)
+        else:
+            waiting.append(number)
+
+    def pass_to(process: subprocess.Popen[bytes]) -> None:
+        processes.append(process)
+        for number in waiting:
+            process.send_signal(number)
 
     hang_up = () if is_hang_up_ignored() else (signal.SIGHUP,)
-    return {number: signal.signal(number, pass_on) for number in (*_PASSED_ON, *hang_up)}
+    previous = {number: signal.signal(number, pass_on) for number in (*_PASSED_ON, *hang_up)}
+    try:
+        yield pass_to
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_IGN if is_node else handler)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
