@@ -1,5 +1,6 @@
 # make demo   train a small sharded model on this machine's own Python files, and look at it
-# make test   lint, types, and the quick part of every package: what a change should pass first
+# make test   lint, types, the fast tests, and one of what starts processes in each main part
+# make check   lint, types, and all tests but those of whole runs: what CI runs before test-system
 # make test-quick   the tests of that alone
 # make test-fast   the tests that start no process and take at most half a second each
 # make test-system   launchers, schedulers, containers, whole runs, and more layouts
@@ -15,7 +16,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-quick test-fast test-system kubernetes test-kubernetes test-all test-versions test-oldest system-packages durations lint types bench docs site clean
+.PHONY: demo test check test-core test-quick test-fast test-system kubernetes test-kubernetes test-all test-versions test-oldest system-packages durations lint types bench docs site clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -34,7 +35,13 @@ ALONE := $(addprefix tests/,benchmarks e2e elastic launchers node)
 
 # Types beside the tests: each leaves the other's waiting times a processor.
 test: lint
+	$(MAKE) --no-print-directory -j 2 types test-core
+
+check: lint
 	$(MAKE) --no-print-directory -j 2 types test-quick
+
+test-core: .venv/installed-dev
+	$(PYTEST) $(SIDE_BY_SIDE) -m "(not heavy or core) and not system and not slow and not gpu"
 
 test-quick: .venv/installed-dev
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not system and not slow and not gpu"

@@ -1,7 +1,7 @@
-"""Harmful changes that `make test` must notice: each is made alone, in a copy, and tests are run.
+"""Harmful changes that `make check` must notice: each is made alone, in a copy, and tests are run.
 
 A change is one line of ``mutation_table.py``: a text that stands once in a source file, what takes
-its place, and the test files of `make test` that should fail. A change that no test notices is a
+its place, and the test files of `make check` that should fail. A change that no test notices is a
 hole; one whose text is no longer there is stale and has to be written anew.
 
     python -m benchmarks.mutations [--only NAME ...]
@@ -23,7 +23,7 @@ from benchmarks.record import write_result
 
 ROOT = Path(__file__).parents[1]
 _KINDS = "not system and not slow and not gpu"
-"""The tests of `make test`."""
+"""The tests of `make check`."""
 _TIMEOUT_S = 600
 
 Verdict = Literal["caught", "survived", "stale"]

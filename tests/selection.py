@@ -2,12 +2,13 @@
 
 | kind | what it is | runs in |
 |---|---|---|
-| (no mark) | starts no process and takes at most half a second | test-fast, test, test-all |
-| heavy | starts processes, or takes longer: the smallest layouts of each kind | test, test-all |
+| (no mark) | starts no process and takes at most half a second | test-fast, test, check, test-all |
+| heavy | starts processes, or takes longer: the smallest layouts of each kind | check, test-all |
 | system | launchers, schedulers, containers, whole runs, more layouts | test-system, test-all |
 | slow | minutes long, or layouts, launchers and benchmarks beyond what CI has time for | test-all |
 | gpu | needs an accelerator | by hand |
 
+``make test`` takes the heavy tests of ``CORE`` too: one file of each main part, a minute in all.
 Whole folders have their kind here; elsewhere a test or a file says it. A mark of a test itself that
 comes later in the table wins over one of its file or folder. A test without a mark that starts a
 process fails, wherever it is run.
@@ -26,6 +27,20 @@ FAST = "fast"
 """The kind of a test without a mark."""
 
 FOLDERS = {"distributed": "heavy", "e2e": "system"}
+
+CORE = frozenset(
+    {
+        "checkpoint/test_export.py",
+        "cli/test_prepare.py",
+        "data/test_workers.py",
+        "distributed/test_layouts.py",
+        "e2e/test_requests.py",
+        "elastic/test_hangs.py",
+        "launchers/test_local_job.py",
+        "library/test_wrap_layouts.py",
+        "train/test_plain_loop.py",
+    }
+)
 
 _STARTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
@@ -67,6 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             folder = item.path.relative_to(here).parts[0]
             if folder in FOLDERS:
                 item.add_marker(FOLDERS[folder])
+        if here in item.path.parents and item.path.relative_to(here).as_posix() in CORE:
+            item.add_marker("core")
 
 
 @pytest.hookimpl(tryfirst=True)

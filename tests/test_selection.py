@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from tests.accounts import KEPT, Accounts, as_text, comparison, known_s, merged, spent_s
-from tests.selection import FAST, FOLDERS, KINDS
+from tests.selection import CORE, FAST, FOLDERS, KINDS
 
 STARTS = {
     "subprocess": "import subprocess\ndef start(): subprocess.run(['true'])\n",
@@ -61,12 +61,13 @@ def test_every_kind_is_a_mark_and_a_target_says_what_it_takes() -> None:
         r"^markers = \[$(.*?)^\]$", (root / "pyproject.toml").read_text(), re.M | re.S
     )
     assert markers is not None
-    assert set(re.findall(r'"(\w+):', markers.group(1))) == set(KINDS)
+    assert set(re.findall(r'"(\w+):', markers.group(1))) == {*KINDS, "core"}
     named = set(
         re.findall(r"\b(?:not )?(\w+)\b", " ".join(_selections(root / "Makefile").values()))
     )
-    assert named - {"and", "not"} == set(KINDS)
+    assert named - {"and", "not", "or"} == {*KINDS, "core"}
     assert all((root / "tests" / folder).is_dir() for folder in FOLDERS)
+    assert all((root / "tests" / file).is_file() for file in CORE)
 
 
 def _selections(makefile: Path) -> dict[str, str]:
@@ -75,14 +76,20 @@ def _selections(makefile: Path) -> dict[str, str]:
     return dict(found)
 
 
-def test_test_and_test_system_take_every_kind_but_two_and_none_twice() -> None:
+def test_check_and_test_system_take_every_kind_but_two_and_none_twice() -> None:
     makefile = Path(__file__).parents[1] / "Makefile"
-    assert re.search(r"^test: lint\n\t.* types test-quick$", makefile.read_text(), re.M)
+    assert re.search(r"^check: lint\n\t.* types test-quick$", makefile.read_text(), re.M)
+    assert re.search(r"^test: lint\n\t.* types test-core$", makefile.read_text(), re.M)
+    run = (makefile.parent / ".ci/run").read_text()
+    assert "\nmake check\n" in run and "\nmake test-system\n" in run
     chosen = _selections(makefile)
     takes = {target: _taken(chosen[target]) for target in chosen}
     assert takes["test-quick"] | takes["test-system"] == {FAST, *KINDS} - {"slow", "gpu"}
     assert not takes["test-quick"] & takes["test-system"]
-    assert takes["test-fast"] == {FAST} and takes["test-all"] == {FAST, *KINDS} - {"gpu"}
+    core = Expression.compile(chosen["test-core"])
+    assert core.evaluate(lambda name, /, **_: name in ("heavy", "core"))
+    assert takes["test-core"] == takes["test-fast"] == {FAST}
+    assert takes["test-all"] == {FAST, *KINDS} - {"gpu"}
 
 
 def _taken(selection: str) -> set[str]:
