@@ -9,8 +9,8 @@ from shardyard.config.load import dump_recipe
 from shardyard.control.suggestions import levers_of_run
 from shardyard.hardware.machine import Machine
 from shardyard.io.files import read_json, write_json
+from shardyard.report.page import write_report
 from shardyard.report.run_data import read_run
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import STEP_S, RunWriter, resolved_run
 

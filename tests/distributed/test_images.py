@@ -234,6 +234,12 @@ def test_an_export_opens_in_transformers_and_here(
     loss = torch.nn.functional.cross_entropy(logits, batch["label"])
     judged = read_evaluations(run_dir.metrics)[-1]["eval"]
     assert float(loss) == pytest.approx(judged["loss"], rel=1e-5)
+    shown = sorted({number * read.num_samples // 8 for number in range(8)})
+    shares, guesses = logits[shown].softmax(dim=1).max(dim=1)
+    predictions = json.loads(run_dir.predictions.read_text())
+    assert [p["predicted"] for p in predictions] == [CLASSES[guess] for guess in guesses]
+    assert [p["label"] for p in predictions] == [CLASSES[n] for n in batch["label"][shown]]
+    assert [p["probability"] for p in predictions] == pytest.approx(shares.tolist(), abs=1e-4)
     preprocessor = json.loads((to / "preprocessor_config.json").read_text())
     assert preprocessor["crop_size"] == {"height": SIZE, "width": SIZE}
     assert preprocessor["image_mean"] == list(images.mean)

@@ -1,17 +1,17 @@
 """Predicted against measured: one row a term, where a run measured it."""
 
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from shardyard.hardware.machine import Machine
 from shardyard.planner.plan import Plan
 from shardyard.report.against_plan import PlanRow, against_plan, steady
+from shardyard.report.page import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.walltime import account
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import STEP_S, RunWriter, resolved_run, write_whole_run
 
@@ -121,7 +121,7 @@ def test_page_and_markdown_print_terms_shares_and_errors(tmp_path: Path) -> None
     page, markdown = run.report_html.read_text(), run.report_markdown.read_text()
     assert "Predicted time of a step" in page
     for term in plan.time:
-        assert escape(term.reason) in page
+        assert str(escape(term.reason)) in page
     assert plan.mfu is not None
     assert f"| MFU | {100 * plan.mfu:.1f} % | 25.0 % |" in markdown
 

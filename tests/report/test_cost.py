@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.cost import RunCost
-from shardyard.report.page import render
+from shardyard.report.html import render_html
+from shardyard.report.markdown import render_markdown
+from shardyard.report.page import report_document
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import summarize
-from shardyard.report.write import render_markdown
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import BEGAN_T, RunWriter, resolved_run, write_whole_run
 
@@ -118,7 +119,7 @@ def test_without_a_price_nothing_is_said_of_money(tmp_path: Path) -> None:
     run = write_whole_run(tmp_path)
     summary = summarize(read_run(run))
     assert summary.cost is None and summary.to_json()["cost"] is None
-    assert "Cost:" not in render_markdown(read_run(run), summary)
+    assert "Cost:" not in render_markdown(report_document(read_run(run), summary, {}))
 
 
 def test_page_and_markdown_have_the_cost_among_their_first_numbers(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_page_and_markdown_have_the_cost_among_their_first_numbers(tmp_path: Pat
     record = read_run(writer.write())
     summary = summarize(record)
     assert summary.cost is not None and summary.to_json()["cost"]["to_end_usd"] > 0
-    markdown, page = render_markdown(record, summary), render(record, summary, {})
-    for text in (markdown, page):
+    document = report_document(record, summary, {})
+    for text in (render_markdown(document), render_html(document)):
         assert "at $110.08 an hour, about $" in text and "more to its end" in text
         assert "as since the first one" in text

@@ -10,8 +10,8 @@ import pytest
 
 from shardyard.report.charts import Series, device_panels, in_buckets
 from shardyard.report.health import health_of
+from shardyard.report.page import write_report
 from shardyard.report.run_data import read_run
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import BEGAN_T, RunWriter, resolved_run
 

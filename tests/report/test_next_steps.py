@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.next_steps import DATA_WAIT_SHARE
+from shardyard.report.page import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import STEP_S, RunWriter, resolved_run, write_whole_run
 from tests.report.test_against_plan import writer_on_h100

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.report.page import tiles
+from shardyard.report.page import tiles, write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.e2e.shardyard import make_place
 from tests.report.real_runs import NAMES, RECORDED, make

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.io.files import write_json
+from shardyard.report.page import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.timeline import describe
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
 
@@ -84,7 +84,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 def test_the_report_says_how_its_sample_was_drawn(run: RunDir) -> None:
     page = run.report_html.read_text()
-    assert "What the model wrote at the end of the run, greedy; the prompt is blue" in page
+    assert "<h2>Sample, greedy</h2>" in page
+    assert "What the model wrote at the end of the run; the prompt is blue" in page
     assert "## Sample, greedy" in run.report_markdown.read_text()
 
 
@@ -231,6 +232,44 @@ def test_markdown_has_the_same_numbers_and_fences_the_sample(run: RunDir) -> Non
     assert "unigram entropy 6.123" in text
     assert f"```text\n{SAMPLE}\n```" in text
     assert "FULL\\_SHARD" in text
+
+
+JPEG = "/9j/2Q=="
+"""The first and the last bytes of a JPEG file, in base64."""
+
+
+def test_predicted_images_are_in_the_page_with_both_classes(tmp_path: Path) -> None:
+    run = write_whole_run(tmp_path)
+    images = [
+        {"jpeg": JPEG, "label": "cat", "predicted": "cat", "probability": 0.75},
+        {"jpeg": JPEG, "label": "<b>dog", "predicted": "cat", "probability": 0.5},
+    ]
+    write_json(run.predictions, images)
+    write_report(run)
+    html = run.report_html.read_text()
+    page = Page(html)
+    assert page.open == [] and page.tags["img"] == 2 and page.tags["b"] == 0
+    assert [a for a in page.addresses if a[:1] != "#"] == [f"data:image/jpeg;base64,{JPEG}"] * 2
+    assert 'alt="true: &lt;b&gt;dog, predicted: cat, 50.0 %"' in html
+    assert "2 validation images from all over the split" in html and ": 1 predicted right" in html
+    assert "| \\<b\\>dog | cat | 50.0 % |" in run.report_markdown.read_text()
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        '[{"jpeg": "PHN2Zz4=", "label": "a", "predicted": "a", "probability": 1}]',  # <svg>
+        '[{"jpeg": "/9j/ onload", "label": "a", "predicted": "a", "probability": 1}]',
+        '[{"jpeg": "/9j/2Q=="}]',
+        '{"jpeg": 1}',
+        "[1]",
+        "not JSON",
+    ],
+)
+def test_a_file_of_other_predictions_shows_no_image(tmp_path: Path, images: str) -> None:
+    run = write_whole_run(tmp_path)
+    run.predictions.write_text(images)
+    assert read_run(run).predictions == ()
 
 
 @pytest.mark.parametrize("ends", [None, 1])

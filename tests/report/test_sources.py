@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
-from shardyard.report.page import sources_section
+from shardyard.report.page import sources
 from shardyard.report.run_data import RunRecord
 
 
@@ -22,4 +22,5 @@ def test_times_read_count_samples_with_padding() -> None:
     # 20 samples of 100 tokens, of which half are padding
     step = {"step": 2, "tokens": 1000, "samples": 20}
     record = SimpleNamespace(resolved=resolved, steps=[step], evaluations=[])
-    assert ">2.00<" in sources_section(cast(RunRecord, record))
+    (table,) = sources(cast(RunRecord, record))
+    assert [row[table.heads.index("#times read")] for row in table.rows] == ["2.00"]

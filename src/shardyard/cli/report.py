@@ -9,8 +9,8 @@ from shardyard.cli.options import json_option, run_argument, runs_dir_option
 from shardyard.control.resend import send_run
 from shardyard.control.suggestions import levers_of_run
 from shardyard.io.terminal import echo, echo_err
-from shardyard.report.next_steps import terminal_lines
-from shardyard.report.write import write_report
+from shardyard.report.page import terminal_blocks, write_report
+from shardyard.report.terminal import show
 from shardyard.rundir.layout import find_run
 
 
@@ -36,12 +36,6 @@ def command(run: str, *, runs_dir: Path, as_json: bool, send: bool) -> None:
         }
         echo(json.dumps({**content, **paths}, indent=1))
         return
-    echo_err(summary.sentence())
-    if summary.state in ("drained", "failed", "lost"):
-        echo_err(summary.state_reason)
-    for line in terminal_lines(summary.levers, summary.findings, summary.step_time_s):
-        echo_err(line)
-    for each in summary.commands:
-        echo_err(f"{each.purpose}: {each.command}")
+    show(terminal_blocks(summary), write=echo_err)
     echo(found.report_html)
     echo(found.report_markdown)

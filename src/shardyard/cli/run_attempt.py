@@ -5,12 +5,13 @@ import json
 from shardyard.cli.progress import attempt_view
 from shardyard.control.attempt import Attempt
 from shardyard.control.train import TrainResult, train
-from shardyard.io.terminal import echo, echo_err, print_table
-from shardyard.report.next_steps import terminal_lines
+from shardyard.io.terminal import echo, echo_err
+from shardyard.report.document import Paragraph, Tiles
+from shardyard.report.page import change_blocks, tiles
 from shardyard.report.run_data import read_run
 from shardyard.report.summary import Summary
+from shardyard.report.terminal import show
 from shardyard.rundir.layout import RunDir
-from shardyard.units import format_count, format_seconds
 
 
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
@@ -29,57 +30,14 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
 
 
 def _show(trained: TrainResult, summary: Summary) -> None:
-    rows = [
-        ("step", f"{summary.steps_done:,} of {summary.steps_planned:,}", summary.state),
-        ("loss", _nats(summary.loss, summary.unit), "of the last step"),
-    ]
-    if summary.eval_loss is not None:
-        scores = (
-            f"{name.replace('_', ' ')} {'-' if value is None else f'{value:,.4g}'}"
-            for name, value in summary.scores.items()
-        )
-        rows.append(("evaluation", _nats(summary.eval_loss, summary.unit), ", ".join(scores)))
-    if summary.unigram_entropy:
-        entropy = _nats(summary.unigram_entropy, summary.unit)
-        rows.append(("unigram entropy", entropy, "what ignoring all context reaches"))
-    rows += [
-        (f"{summary.unit}s", format_count(summary.tokens or 0), "read in training"),
-        (
-            "speed",
-            f"{format_count(summary.tokens_per_s or 0)} {summary.unit}s/s",
-            f"median; a step takes {format_seconds(summary.step_time_s or 0)} "
-            f"({summary.steps_words()})",
-        ),
-        (
-            "MFU",
-            "-" if summary.mfu is None else f"{summary.mfu['full']:.1%}",
-            summary.mfu_note,
-        ),
-        ("time trained", format_seconds(summary.trained_s), _running(summary)),
-        ("wall time", format_seconds(summary.wall_s), _wall(summary)),
-    ]
-    print_table(("result", "", ""), rows)
+    show([Paragraph(summary.sentence()), Tiles(tiles(summary))])
     if trained.run_dir.sample.is_file():
         _show_sample(trained.run_dir)
     echo()
     for name, path in trained.paths.items():
         if path is not None:  # without one it was said why
             echo(f"{name}: {path}")
-    for line in terminal_lines(summary.levers, summary.findings, summary.step_time_s):
-        echo(line)
-
-
-def _running(summary: Summary) -> str:
-    running = f"of {format_seconds(summary.running_s)} running time"
-    share = summary.effective_share
-    return running if share is None else f"{share:.1%} {running} (effective share)"
-
-
-def _wall(summary: Summary) -> str:
-    if not summary.between_s:
-        return "from start to end of all processes"
-    between = format_seconds(summary.between_s)
-    return f"over {len(summary.attempts)} attempts, {between} of it between them"
+    show(change_blocks(summary))
 
 
 def _show_sample(run_dir: RunDir) -> None:
@@ -96,8 +54,3 @@ def _show_sample(run_dir: RunDir) -> None:
         echo(f"\n{title}:\n")
         for line in part.strip("\n").splitlines():
             echo(f"    {line}")
-
-
-def _nats(value: float | None, unit: str) -> str:
-    article = "an" if unit == "image" else "a"
-    return "not finite" if value is None else f"{value:.3f} nats {article} {unit}"

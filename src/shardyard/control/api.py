@@ -33,9 +33,8 @@ from shardyard.report.notebook import (
     details_html,
     table_html,
 )
-from shardyard.report.page import tiles
+from shardyard.report.page import tiles, write_report
 from shardyard.report.summary import Summary
-from shardyard.report.write import write_report
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import read_state, resume_words

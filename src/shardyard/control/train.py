@@ -43,9 +43,9 @@ from shardyard.io.files import create_text
 from shardyard.launchers.ledger_owner import check_writable
 from shardyard.log import info, warn
 from shardyard.report.next_steps import Lever
+from shardyard.report.page import write_report
 from shardyard.report.run_data import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.report.write import write_report
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease

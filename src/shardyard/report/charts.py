@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -20,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from shardyard.io.sanitize import sanitize
 from shardyard.report.against_plan import memory_attempt, memory_by_rank
-from shardyard.report.html import esc
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.rundir.telemetry import (
     DEVICE_FIELDS,
@@ -158,7 +159,8 @@ def _gist(axes: Axes) -> str:
 
 
 def _for_page(svg: str, name: str, *, label: str) -> str:
-    svg = svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{esc(label)}"', 1)
+    head = f'<svg role="img" aria-label="{escape(sanitize(label))}"'
+    svg = svg[svg.index("<svg") :].replace("<svg", head, 1)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)

@@ -202,6 +202,13 @@ class Listing(_Block):
 
 
 @dataclass(frozen=True)
+class Images(_Block):
+    """Small JPEG images in base64, each with a caption of several texts."""
+
+    rows: Sequence[tuple[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
 class Choice(_Block):
     """Charts by option, of which a reader chooses one, and curves that can be hidden."""
 
@@ -221,7 +228,7 @@ class PageSection(_Block):
 
 Block = (
     Paragraph | Callout | Tiles | Table | Chart | Panels | ShareBar | Details | CopyCommand
-    | Listing | Choice | PageSection
+    | Listing | Images | Choice | PageSection
 )  # fmt: skip
 AnyBlock = TypeVar("AnyBlock", bound=_Block)
 

@@ -35,7 +35,7 @@ def _blocks(blocks: Iterable[Block]) -> Iterator[str]:
                 if body := list(_blocks(block.blocks)):
                     yield from (f"## {_escape(block.title)}", *body)
             case Paragraph():
-                yield f"{'- ' * (block.kind == 'item')}{_inline(block.runs)}"
+                yield f"{'- ' * block.kind.startswith('item')}{_inline(block.runs)}"
             case Tiles():
                 yield _table(("", "", ""), block.rows)
             case Table():
@@ -53,7 +53,7 @@ def _blocks(blocks: Iterable[Block]) -> Iterator[str]:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(_escape(cell) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(_run, line))} |" for line in lines)
 
 
 def _inline(runs: Iterable[str]) -> str:

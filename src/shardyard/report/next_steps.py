@@ -3,7 +3,7 @@
 ``control/suggestions.py`` plans the levers, because the report imports nothing above it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardyard.report.against_plan import memory_attempt, memory_by_rank
@@ -160,12 +160,3 @@ def _commands(record: RunRecord) -> Iterator[Command]:
 def _can_export(record: RunRecord) -> bool:
     resolved = record.resolved
     return resolved is not None and (resolved.shape is not None or resolved.network is not None)
-
-
-def terminal_lines(
-    levers: Sequence[Lever], findings: Sequence[str], step_time_s: float | None
-) -> Iterator[str]:
-    """Yield findings and levers as lines for a terminal."""
-    yield from findings
-    for lever in levers:
-        yield f"{lever.name}: {lever.words(step_time_s or 0.0)}. {' '.join(lever.settings)}"

@@ -1,28 +1,43 @@
-"""Report page of a run: its headline numbers, sections, sources and profiles."""
+"""Report of a run as one value: its headline numbers, sections, sources and profiles."""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import flatten
 from shardyard.config.rules.tags import tag_words
-from shardyard.report.against_plan import PlanRow
+from shardyard.io.files import write_text
+from shardyard.log import warn
 from shardyard.report.attempts import attempts_table
 from shardyard.report.cost import RunCost
-from shardyard.report.html import (
-    esc,
-    render_page,
-    render_section,
-    render_table,
-    render_tiles,
-    scrolling,
+from shardyard.report.document import (
+    BarPart,
+    Block,
+    Chart,
+    CopyCommand,
+    Details,
+    Document,
+    Images,
+    Listing,
+    PageSection,
+    Panels,
+    Paragraph,
+    ShareBar,
+    Table,
+    Text,
+    Tiles,
+    code,
+    only_in,
 )
-from shardyard.report.run_data import Line, RunRecord
-from shardyard.report.summary import Summary
+from shardyard.report.html import charts_unavailable_reason, render_html
+from shardyard.report.markdown import render_markdown
+from shardyard.report.run_data import RunRecord, read_run
+from shardyard.report.summary import Suggest, Summary, no_levers, summarize
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.walltime import PHASES, WAITING, running_s
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.profiles import ProfileSummary, ProfileTerm
 from shardyard.units import (
     ABSENT,
@@ -35,6 +50,9 @@ from shardyard.units import (
     format_usd,
     format_value,
 )
+
+MAX_COLUMNS = 4
+"""Attempts with a column of their own; with more, only their sum has one."""
 
 
 def tiles(summary: Summary) -> list[tuple[str, str, str]]:
@@ -126,34 +144,6 @@ def _s(number: int) -> str:
     return "" if number == 1 else "s"
 
 
-# Of a mixture: what was read of each source, and its validation loss.
-
-
-def sources_section(record: RunRecord) -> str:
-    """Return a table with a row a source; empty if there was one source."""
-    resolved = record.resolved
-    if resolved is None or not resolved.data.parts:
-        return ""
-    seq_len = int(resolved.recipe.data.seq_len)
-    last = record.steps[-1] if record.steps else {}
-    # samples, as tokens leave padding out; phases have samples of several lengths
-    samples = (last.get("tokens") or 0) // seq_len if resolved.phases else last.get("samples") or 0
-    newest = record.evaluations[-1].get("eval_sources", {}) if record.evaluations else {}
-    rows = [
-        (
-            esc(part.name),
-            f"{part.slots / SLOTS:.1%}",
-            f"{part.data.train_tokens:,}",
-            f"{part.passes(samples, seq_len):.2f}",
-            format_nats(newest[part.name].get("loss")) if part.name in newest else ABSENT,
-        )
-        for part in resolved.data.parts
-    ]
-    names = ["source", "#share of the samples", "#tokens", "#times read", "#validation loss"]
-    table = render_table(names, rows)
-    return render_section("sources", "Sources", f'<div class="card">{table}</div>')
-
-
 # Profiles of a run as rows and words: the verb, the page and report.md show the same.
 
 HEADS = ("term", "predicted", "measured", "share", "lowest", "highest", "what")
@@ -202,326 +192,342 @@ def _row(term: ProfileTerm, profile: ProfileSummary) -> tuple[str, ...]:
     )
 
 
-# The report's page: one HTML file that opens from disk, without network and without script.
-#
-# Pure: a run's record and its numbers in, text out. Everything that came from outside (prompts,
-# paths, causes) passes through ``esc``, which escapes it.
-
-_TILES = "grid-template-columns: repeat(auto-fit, minmax(min(45%, 220px), 1fr))"
-"""Columns of the tiles: four on a wide page, two on a phone."""
-
-MAX_COLUMNS = 4
-"""Attempts with a column of their own; with more, only their sum has one."""
-
-
-def render(
-    record: RunRecord, summary: Summary, panels: dict[str, str], *, no_charts_reason: str = ""
-) -> str:
-    """The whole page.
+def report_document(
+    record: RunRecord, summary: Summary, panels: Mapping[str, str], *, no_charts_reason: str = ""
+) -> Document:
+    """Return the whole report.
 
     Args:
         panels: Plots by name, each an ``<svg>``.
-        no_charts_reason: Why there are none.
+        no_charts_reason: Reason for their lack.
     """
-    parts = [
-        _header(record, summary),
-        _what_to_change(summary),
-        _curves(_of(panels, is_of_devices=False), no_charts_reason or "No step was finished yet."),
-        _sample(record),
-        _devices(summary, panels),
-        sources_section(record),
-        _attempts(summary),
-        _wall_time(summary),
-        _comparison(record, summary.comparisons),
-        _profiles(record),
-        _checkpoints(record),
-        _timeline(record),
-        _settings(record),
-        _manifest(record),
-        _commands(summary),
+    charts = [Chart(name, svg) for name, svg in panels.items() if not name.startswith("device-")]
+    of_devices = [Chart(name, svg) for name, svg in panels.items() if name.startswith("device-")]
+    drawn = f", {record.sampling_method}" if record.sampling_method else ""
+    no_charts = Paragraph(no_charts_reason or "No step was finished yet.", "muted")
+    sections: list[tuple[str, str, Iterator[Block]]] = [
+        ("what-to-change", "What to change", change_blocks(summary)),
+        ("curves", "Curves", iter([Panels(charts) if charts else no_charts])),
+        ("sample", f"Sample{drawn}", _sample(record)),
+        ("devices", "Devices and nodes", _devices(summary, of_devices)),
+        ("sources", "Sources", sources(record)),
+        ("attempts", "Attempts", _attempts(summary)),
+        ("wall-time", "Where the time went", _wall_time(summary)),
+        ("plan", "Predicted against measured", _against_plan(record, summary)),
+        ("profiles", "Where a step's time went", _profiles(record)),
+        ("checkpoints", "Checkpoints", _checkpoints(record)),
+        ("timeline", "Events", _events(record)),
+        ("settings", "Settings", _settings(record)),
+        ("manifest", "Manifest", _manifest(record)),
+        ("commands", "Commands to copy", _commands(summary)),
     ]
-    body = "\n".join(part for part in parts if part)
-    footer = (
-        f"Written {_clock(time.time())} from <code>{esc(record.run.path)}</code> by "
-        "<code>shardyard report</code>. Every number is read from that folder."
-    )
-    return render_page(f"{summary.run_id}: training report", body, footer=footer)
+    found = [PageSection(name, title, list(blocks)) for name, title, blocks in sections]
+    more = "Curves, settings with reasons, manifest and events: "
+    return Document(
+        title=f"{summary.run_id}: training report",
+        kind="Training report",
+        heading=summary.run_id,
+        badge=summary.state,
+        badge_kind=summary.state,
+        head=[*_head(record, summary)],
+        body=[
+            *(section for section in found if section.blocks),
+            *only_in("markdown", Paragraph((more, Text("report.html", kind="file")))),
+        ],
+        footer=(
+            f"Written {_clock(time.time())} from ", code(record.run.path), " by ",
+            code("shardyard report"), ". Every number is read from that folder.",
+        ),
+    )  # fmt: skip
 
 
-def _header(record: RunRecord, summary: Summary) -> str:
-    line = f'<p class="note">{esc(record.plan.line())}</p>' if record.plan else ""
-    mfu = f'<p class="note">MFU: {esc(summary.mfu_note)}.</p>'
-    cost = "" if summary.cost is None else f'<p class="note">{esc(summary.cost.words())}</p>'
-    reason = summary.state_reason if summary.state != "finished" else ""
-    why = f'<p class="lead">{esc(reason)}</p>' if reason else ""
-    return f"""<header>
-<p class="eyebrow">Training report</p>
-<h1>{esc(summary.run_id)} <span class="badge {summary.state}">{summary.state}</span></h1>
-<p class="lead">{esc(summary.sentence())}</p>
-{why}{line}
-{render_tiles(tiles(summary), style=_TILES)}
-{mfu}{cost}{_tags(summary)}{_trackers(summary)}
-</header>"""
+def write_report(run: RunDir, *, suggest: Suggest = no_levers) -> Summary:
+    """Write both files and return their numbers; without pictures where none can be drawn.
+
+    Args:
+        suggest: Plans the levers; without it, the report has none.
+
+    Raises:
+        RequestError: The folder holds no attempt.
+        StorageError: The folder cannot be written.
+    """
+    record = read_run(run)
+    summary = summarize(record, suggest=suggest)
+    why_none = charts_unavailable_reason()
+    panels = {} if why_none else _panels(record)
+    document = report_document(record, summary, panels, no_charts_reason=why_none)
+    write_text(run.report_html, render_html(document))
+    write_text(run.report_markdown, render_markdown(document))
+    if why_none:
+        warn(why_none)
+    return summary
 
 
-def _what_to_change(summary: Summary) -> str:
-    """Return findings and levers, the best first; empty if there are none."""
-    told = "".join(f"<p>{esc(text)}</p>" for text in summary.findings)
+def _panels(record: RunRecord) -> dict[str, str]:
+    # matplotlib: half a second, not for a refused recipe
+    from shardyard.report.charts import device_panels, panels
+
+    return {**panels(record), **device_panels(record)}
+
+
+def terminal_blocks(summary: Summary) -> list[Block]:
+    """Return what the verb prints."""
+    return [*_outcome(summary), *change_blocks(summary), *_commands(summary)]
+
+
+def _outcome(summary: Summary) -> Iterator[Paragraph]:
+    yield Paragraph(summary.sentence(), "lead")
+    if summary.state != "finished" and summary.state_reason:
+        yield Paragraph(summary.state_reason, "lead")
+
+
+def _head(record: RunRecord, summary: Summary) -> Iterator[Block]:
+    yield from _outcome(summary)
+    if record.plan:
+        yield Paragraph(record.plan.line(), "note")
+    yield Tiles(tiles(summary))
+    yield Paragraph(f"MFU: {summary.mfu_note}.", "note")
+    if summary.cost is not None:
+        yield Paragraph(summary.cost.words(), "note")
+    if summary.tags:
+        yield Paragraph(f"Tags: {tag_words(summary.tags, ', ')}", "note")
+    if summary.trackers:
+        yield Paragraph(("Sent to ", *_trackers(summary)), "note")
+    yield Paragraph(summary.health.words, only=("markdown",))
+
+
+def _trackers(summary: Summary) -> Iterator[str]:
+    """Yield links to the run in W&B and MLflow, and folders of W&B's client that was offline."""
+    for number, (name, address) in enumerate(summary.trackers.items()):
+        yield f"{', ' if number else ''}{name} "
+        is_link = address.startswith(("https://", "http://"))
+        yield Text(address, kind="link" if is_link else "code")
+
+
+def change_blocks(summary: Summary) -> Iterator[Block]:
+    """Yield findings and levers, the best first; a page has the levers in a table."""
+    for text in summary.findings:
+        yield Paragraph(text, "item")
+    measured_s = summary.step_time_s or 0.0
+    rows = []
+    for lever in summary.levers:
+        override = Text(" ".join(lever.settings), kind="copy")
+        words = f"{lever.name}: {lever.words(measured_s)}. "
+        yield Paragraph((words, override), "item", only=("markdown", "terminal"))
+        times = format_seconds(measured_s), format_seconds(lever.step_time_s)
+        rows.append((lever.name, override, *times, f"-{format_percent(lever.gain)}", lever.effect))
+    if rows:
+        heads = ["lever", "override", "#step measured", "#step predicted", "#gain", ""]
+        yield Table(heads, rows, only=("page",))
+
+
+def _commands(summary: Summary) -> Iterator[CopyCommand]:
+    for each in summary.commands:
+        yield CopyCommand(each.command, each.purpose[0].upper() + each.purpose[1:])
+
+
+def _sample(record: RunRecord) -> Iterator[Block]:
+    yield from _predictions(record)
+    if not record.sample:
+        return
+    prompt = record.resolved.recipe.task.prompt if record.resolved else ""
+    begin = prompt if record.sample.startswith(prompt) else ""
+    written = record.sample.removeprefix(begin)
+    words = "What the model wrote at the end of the run" + ("; the prompt is blue." * bool(begin))
+    nothing = "" if written.strip() else " It wrote only white space."
+    yield Paragraph(words + nothing, "note", only=("page",))
+    yield Listing((Text(begin, kind="prompt"), written))
+
+
+def _predictions(record: RunRecord) -> Iterator[Block]:
+    """Yield images of the validation split with their labels and the model's predictions."""
+    found = record.predictions
+    if not found:
+        return
+    right = sum(each.label == each.predicted for each in found)
+    yield Paragraph(
+        f"{len(found)} validation images from all over the split, at the end of the run: {right} "
+        "predicted right.", "note",
+    )  # fmt: skip
     rows = [
         (
-            esc(lever.name),
-            f'<code class="copy">{esc(" ".join(lever.settings))}</code>',
-            esc(format_seconds(summary.step_time_s or 0.0)),
-            esc(format_seconds(lever.step_time_s)),
-            f"-{format_percent(lever.gain)}",
-            esc(lever.effect),
+            each.label,
+            Text(each.predicted, kind="good" if each.label == each.predicted else "bad"),
+            format_percent(each.probability),
         )
-        for lever in summary.levers
+        for each in found
     ]
-    heads = ["lever", "override", "#step measured", "#step predicted", "#gain", ""]
-    table = render_table(heads, rows) if rows else ""
-    if not told and not table:
-        return ""
-    body = f'<div class="card">{told}{table}</div>'
-    return render_section("what-to-change", "What to change", body)
+    yield Images([
+        (each.jpeg, (f"true: {label}", Text(f"predicted: {guess}", kind=guess.kind), share))
+        for each, (label, guess, share) in zip(found, rows, strict=True)
+    ])  # fmt: skip
+    yield Table(["true", "predicted", "#probability"], rows, only=("markdown",))
 
 
-def _commands(summary: Summary) -> str:
-    told = "".join(
-        f'<p class="muted">{esc(each.purpose[0].upper() + each.purpose[1:])}</p>'
-        f'<pre class="copy">{esc(each.command)}</pre>'
-        for each in summary.commands
-    )
-    return render_section("commands", "Commands to copy", f'<div class="card">{told}</div>')
-
-
-def _tags(summary: Summary) -> str:
-    words = tag_words(summary.tags, ", ")
-    return f'<p class="note">Tags: {esc(words)}</p>' if words else ""
-
-
-def _trackers(summary: Summary) -> str:
-    """Return links to the run in W&B and MLflow, and folders of W&B's client that was offline."""
-    shown = [
-        f'{esc(name)} <a href="{esc(address)}">{esc(address)}</a>'
-        if address.startswith(("https://", "http://"))
-        else f"{esc(name)} <code>{esc(address)}</code>"
-        for name, address in summary.trackers.items()
-    ]
-    return f'<p class="note">Sent to {", ".join(shown)}</p>' if shown else ""
-
-
-def _curves(panels: dict[str, str], reason: str) -> str:
-    if not panels:
-        return render_section("curves", "Curves", f'<p class="muted">{esc(reason)}</p>')
-    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in panels.items())
-    return render_section("curves", "Curves", f'<div class="panels">{figures}</div>')
-
-
-def _of(panels: dict[str, str], *, is_of_devices: bool) -> dict[str, str]:
-    return {k: svg for k, svg in panels.items() if k.startswith("device-") == is_of_devices}
-
-
-def _devices(summary: Summary, panels: dict[str, str]) -> str:
-    shown = _of(panels, is_of_devices=True)
+def _devices(summary: Summary, figures: Sequence[Chart]) -> Iterator[Block]:
     health = summary.health
-    if not (shown or health.problems or health.watched_nodes):
-        return ""
-    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in shown.items())
-    listed = "".join(f'<p class="bad">{esc(text)}</p>' for text in health.problems)
-    body = f'<p>{esc(health.words)}</p>{listed}<div class="panels">{figures}</div>'
-    return render_section("devices", "Devices and nodes", body)
+    if not (figures or health.problems or health.watched_nodes):
+        return
+    yield Paragraph(health.words, only=("page",))
+    for text in health.problems:
+        yield Paragraph(text, "item bad")
+    if figures:
+        yield Panels(figures)
 
 
-def _attempts(summary: Summary) -> str:
-    if len(summary.results) < 2 and len(summary.paces) < 2:
-        return ""
-    heads, rows = attempts_table(summary.results)
-    table = render_table(heads, [[esc(cell) for cell in row] for row in rows])
-    return render_section("attempts", "Attempts", f'<div class="card">{table}</div>')
+def sources(record: RunRecord) -> Iterator[Table]:
+    """Yield a table with a row a source of a mixture; nothing if there was one source."""
+    resolved = record.resolved
+    if resolved is None or not resolved.data.parts:
+        return
+    seq_len = int(resolved.recipe.data.seq_len)
+    last = record.steps[-1] if record.steps else {}
+    # samples, as tokens leave padding out; phases have samples of several lengths
+    samples = (last.get("tokens") or 0) // seq_len if resolved.phases else last.get("samples") or 0
+    newest = record.evaluations[-1].get("eval_sources", {}) if record.evaluations else {}
+    rows = [
+        (
+            part.name,
+            f"{part.slots / SLOTS:.1%}",
+            f"{part.data.train_tokens:,}",
+            f"{part.passes(samples, seq_len):.2f}",
+            format_nats(newest[part.name].get("loss")) if part.name in newest else ABSENT,
+        )
+        for part in resolved.data.parts
+    ]
+    heads = ["source", "#share of the samples", "#tokens", "#times read", "#validation loss"]
+    yield Table(heads, rows)
 
 
-def _wall_time(summary: Summary) -> str:
-    bars = []
+def _attempts(summary: Summary) -> Iterator[Table]:
+    if len(summary.results) > 1 or len(summary.paces) > 1:
+        yield Table(*attempts_table(summary.results))
+
+
+def _wall_time(summary: Summary) -> Iterator[Block]:
     for attempt in summary.attempts:
-        seconds = running_s(attempt.phases)
-        head = f"attempt {attempt.number}: {format_seconds(seconds)} running time"
-        waited_s = attempt.phases.get(WAITING, 0.0)
-        wait = f", {format_seconds(waited_s)} after the attempt before it" if waited_s else ""
-        open_end = "" if attempt.has_ended else ", not ended"
-        phases = {name: each for name, each in attempt.phases.items() if name != WAITING}
-        bars.append(f'<div class="muted">{head}{wait}{open_end}</div>{_bar(phases)}')
-    heads = [f"attempt {attempt.number}" for attempt in summary.attempts]
-    columns = [attempt.phases for attempt in summary.attempts]
-    several = 1 < len(columns) <= MAX_COLUMNS
-    columns = columns if several else []
+        text = f"attempt {attempt.number}: {format_seconds(running_s(attempt.phases))} running time"
+        if waited_s := attempt.phases.get(WAITING, 0.0):
+            text += f", {format_seconds(waited_s)} after the attempt before it"
+        yield ShareBar(text + ("" if attempt.has_ended else ", not ended"), _parts(attempt.phases))
+    yield Paragraph(summary.effective_words())
+    several = 1 < len(summary.attempts) <= MAX_COLUMNS
+    columns = [attempt.phases for attempt in summary.attempts] if several else []
+
+    def row(name: str, seconds: Sequence[float], share: str, what: str) -> Sequence[str]:
+        exact = f"{seconds[-1]:.3f} s" if seconds[-1] < 0 else format_seconds(seconds[-1])
+        return [name, *(f"{each:,.2f} s" for each in seconds), exact, share, what]
+
     rows = []
     for name, seconds in summary.phases.items():
         if name != WAITING:
-            each = [phases.get(name, 0.0) for phases in columns]
+            times = [*(phases.get(name, 0.0) for phases in columns), seconds]
             share = format_percent(seconds / summary.running_s) if summary.running_s else ""
-            swatch = f'<span class="swatch {_slug(name)}"></span>{esc(name)}'
-            rows.append(_time_row(swatch, [*each, seconds], share, PHASES[name]))
+            rows.append(row(Text(name, kind=f"key {_slug(name)}"), times, share, PHASES[name]))
     running = [*map(running_s, columns), summary.running_s]
-    rows.append(_time_row("running time", running, "100 %", "shares are of this", is_total=True))
+    rows.append(row("running time", running, "100 %", "shares are of this"))
     if summary.between_s:
         waits = [*(phases.get(WAITING, 0.0) for phases in columns), summary.between_s]
-        swatch = f'<span class="swatch {WAITING}"></span>between attempts'
-        rows.append(_time_row(swatch, waits, "", PHASES[WAITING]))
+        name = Text("between attempts", kind=f"key {WAITING}")
+        rows.append(row(name, waits, "", PHASES[WAITING]))
         walls = [*(sum(phases.values()) for phases in columns), summary.wall_s]
-        rows.append(_time_row("wall time", walls, "", "", is_total=True))
-    extra = "".join(f'<th class="n">{esc(head)}</th>' for head in heads) if several else ""
-    last = "all attempts" if several else "time"
-    head = f'<th>phase</th>{extra}<th class="n">{last}</th><th class="n">share</th><th>what</th>'
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    words = f"<p>{esc(summary.effective_words())}</p>"
-    scrolled = scrolling(table, "phase, time, share")
-    body = f'<div class="card">{"".join(bars)}{words}{scrolled}</div>'
-    return render_section("wall-time", "Where the time went", body)
+        rows.append(row("wall time", walls, "", ""))
+    heads = [f"+#attempt {attempt.number}" for attempt in summary.attempts] if several else []
+    last = "+#all attempts" if several else "+#time"
+    heads = ["phase", *heads, last, "-#time", "#share", ""]
+    yield Table(heads, rows, totals=3 if summary.between_s else 1)
 
 
-def _time_row(
-    name: str, seconds: Sequence[float], share: str, what: str, *, is_total: bool = False
-) -> str:
-    """A row of the table of phases; ``name`` is HTML."""
-    cells = "".join(f'<td class="n">{_seconds(each)}</td>' for each in seconds)
-    kind = ' class="total"' if is_total else ""
-    return (
-        f'<tr{kind}><td class="k">{name}</td>{cells}<td class="n">{share}</td>'
-        f'<td class="t">{esc(what)}</td></tr>'
+def _parts(phases: Mapping[str, float]) -> tuple[BarPart, ...]:
+    shown = {name: each for name, each in phases.items() if name != WAITING and each > 0}
+    total = sum(shown.values()) or 1.0
+    return tuple(
+        BarPart(name, seconds / total, _slug(name), format_seconds(seconds))
+        for name, seconds in shown.items()
     )
 
 
-def _bar(phases: dict[str, float]) -> str:
-    total = sum(max(0.0, seconds) for seconds in phases.values()) or 1.0
-    spans = "".join(
-        f'<span class="{_slug(name)}" style="width:{100 * seconds / total:.3f}%" '
-        f'title="{esc(name)}: {esc(format_seconds(seconds))}"></span>'
-        for name, seconds in phases.items()
-        if seconds > 0
-    )
-    return f'<div class="bar">{spans}</div>'
-
-
-def _comparison(record: RunRecord, rows: Sequence[PlanRow]) -> str:
-    title = "Predicted against measured"
-    if not rows:
+def _against_plan(record: RunRecord, summary: Summary) -> Iterator[Block]:
+    if not summary.comparisons:
         text = "plan.json is missing or not readable, so the run cannot be compared with its plan."
-        return render_section("plan", title, f'<p class="muted">{text}</p>')
-    cells = [
+        yield Paragraph(text, "muted")
+        return
+    rows = [
         (
-            esc(row.name),
-            esc(format_value(row.predicted, row.unit, "not predicted")),
-            esc(format_value(row.measured, row.unit, "not measured")),
-            esc(format_error(row.error)),
-            esc(row.note),
+            row.name,
+            format_value(row.predicted, row.unit, "not predicted"),
+            format_value(row.measured, row.unit, "not measured"),
+            format_error(row.error),
+            row.note,
         )
-        for row in rows
+        for row in summary.comparisons
     ]
-    table = render_table(["term", "#predicted", "#measured", "#error", ""], cells)
-    terms = _memory_terms(record) + _time_terms(record)
-    return render_section("plan", title, f'<div class="card">{table}{terms}</div>')
-
-
-def _memory_terms(record: RunRecord) -> str:
+    yield Table(["term", "#predicted", "#measured", "#error", "+"], rows)
     if record.plan is None:
-        return ""
-    cells = [
-        (esc(term.name), format_bytes(term.bytes), esc(term.reason)) for term in record.plan.memory
-    ]
-    note = (
-        f"Predicted peak of one rank, {format_bytes(record.plan.memory_bytes)} "
-        f"{record.plan.memory_moment}, term by term. "
-        f"{record.plan.fits}: {record.plan.fits_reason}."
+        return
+    plan = record.plan
+    yield from _terms(
+        f"Predicted peak of one rank, {format_bytes(plan.memory_bytes)} {plan.memory_moment}, "
+        f"term by term. {plan.fits}: {plan.fits_reason}.",
+        ["term", "#bytes", ""],
+        [(term.name, format_bytes(term.bytes), term.reason) for term in plan.memory],
     )
-    table = render_table(["term", "#bytes", "why"], cells)
-    return f'<p class="note" style="margin-top:16px">{esc(note)}</p>{table}'
-
-
-def _time_terms(record: RunRecord) -> str:
-    if record.plan is None or record.plan.step_s is None:
-        return ""
-    step_s = record.plan.step_s
-    cells = [
-        (
-            esc(term.name),
-            esc(format_seconds(term.seconds)),
-            format_percent(term.seconds / step_s),
-            esc(term.reason),
+    if (step_s := plan.step_s) is not None:
+        yield from _terms(
+            f"Predicted time of a step, {format_seconds(step_s)}, term by term.",
+            ["term", "#time", "#share", ""],
+            [
+                (
+                    term.name,
+                    format_seconds(term.seconds),
+                    format_percent(term.seconds / step_s),
+                    term.reason,
+                )
+                for term in plan.time
+            ],
         )
-        for term in record.plan.time
-    ]
-    note = f"Predicted time of a step, {format_seconds(step_s)}, term by term."
-    table = render_table(["term", "#time", "#share", "why"], cells)
-    return f'<p class="note" style="margin-top:16px">{esc(note)}</p>{table}'
 
 
-def _profiles(record: RunRecord) -> str:
-    body = ""
+def _terms(note: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Block]:
+    yield Paragraph(note, "note", only=("page",))
+    yield Table(heads, rows, only=("page",))
+
+
+def _profiles(record: RunRecord) -> Iterator[Block]:
+    heads = [HEADS[0], *(f"#{head}" for head in HEADS[1:-1]), HEADS[-1]]
     for profile in record.profiles:
-        rows = [tuple(map(esc, row)) for row in profile_rows(profile)]
-        heads = [HEADS[0], *(f"#{head}" for head in HEADS[1:-1]), HEADS[-1]]
-        table = render_table(heads, rows)
-        traces = esc(f"profiles/{record.run.profile(profile.step).name}")
-        body += (
-            f'<div class="card"><p>{esc(profile_words(profile))}</p>{table}'
-            f'<p class="note">Traces: <code>{traces}</code></p></div>'
-        )
-    return render_section("profiles", "Where a step's time went", body) if body else ""
+        yield Paragraph(profile_words(profile))
+        yield Table(heads, profile_rows(profile))
+        traces = f"profiles/{record.run.profile(profile.step).name}"
+        yield Paragraph(("Traces: ", code(traces)), "note")
 
 
-def _sample(record: RunRecord) -> str:
-    if not record.sample:
-        return ""
-    prompt = record.resolved.recipe.task.prompt if record.resolved else ""
-    text = record.sample
-    if prompt and text.startswith(prompt):
-        written = text[len(prompt) :]
-        shown = f'<span class="prompt">{esc(prompt)}</span>{esc(written)}'
-        if not written.strip():
-            shown += '<span class="muted"> (only white space)</span>'
-    else:
-        shown = esc(text)
-    drawn = record.sampling_method
-    note = (
-        f'<p class="note">What the model wrote at the end of the run{f", {drawn}" if drawn else ""}'
-        "; the prompt is blue.</p>"
-    )
-    return render_section("sample", "Sample", f'{note}<div class="card"><pre>{shown}</pre></div>')
-
-
-def _checkpoints(record: RunRecord) -> str:
+def _checkpoints(record: RunRecord) -> Iterator[Block]:
     durable = record.all("checkpoint_durable")
     found = (event.get("damaged") or [] for event in record.all("checkpoint_loaded"))
-    damaged = list(dict.fromkeys(_damage(entry) for entries in found for entry in entries))
-    abandoned = [
+    warnings = list(dict.fromkeys(_damage(entry) for entries in found for entry in entries))
+    warnings += [
         f"Step {event.get('step', '?')} was not saved, as it is not finite: {event.get('reason')}"
         for event in record.all("checkpoint_abandoned")
     ]
-    if not (durable or damaged or abandoned or record.set_aside):
-        return ""
-    warnings = "".join(f'<p class="bad">{esc(text)}</p>' for text in [*damaged, *abandoned])
     if record.set_aside:
-        folders = ", ".join(record.set_aside)
-        warnings += f'<p class="bad">Set aside as damaged: {esc(folders)}</p>'
-    shown = durable[-20:]
+        warnings.append(f"Set aside as damaged: {', '.join(record.set_aside)}")
+    for text in warnings:
+        yield Paragraph(text, "item bad")
     started = {(e.get("attempt"), e.get("step")): e for e in record.all("checkpoint_started")}
-    cells = [
+    rows = [
         (
             f"{event.get('step', 0):,}",
-            esc(format_bytes(event.get("bytes") or 0)),
-            _seconds(
-                (started.get((event.get("attempt"), event.get("step"))) or {}).get("blocked_s")
-            ),
+            format_bytes(event.get("bytes") or 0),
+            _seconds(started.get((event.get("attempt"), event.get("step")), {}).get("blocked_s")),
             _seconds(event.get("seconds")),
-            "",
         )
-        for event in shown
+        for event in durable[-20:]
     ]
-    table = render_table(["#step", "#bytes", "#training stood still", "#until durable", ""], cells)
-    more = f"The newest 20 of {len(durable)}." if len(durable) > len(shown) else ""
-    body = f'<div class="card">{warnings}{table if cells else ""}<p class="note">{more}</p></div>'
-    return render_section("checkpoints", "Checkpoints", body)
+    if rows:
+        yield Table(["#step", "#bytes", "#training stood still", "#until durable"], rows)
+    if len(durable) > len(rows):
+        yield Paragraph(f"The newest 20 of {len(durable)}.", "note")
 
 
 def _damage(entry: Any) -> str:
@@ -532,77 +538,60 @@ def _damage(entry: Any) -> str:
     return f"The checkpoint of step {entry.get('step', '?')} is damaged: {reasons}"
 
 
-def _timeline(record: RunRecord) -> str:
-    rows, left_out = timeline(record)
-    if not rows:
-        return ""
-    first_t = rows[0]["t"]
-    cells = [
+def _events(record: RunRecord) -> Iterator[Details]:
+    events, left_out = timeline(record)
+    if not events:
+        return
+    rows = [
         (
-            esc(_clock(event["t"])),
-            f"+{_seconds(event['t'] - first_t)}",
+            _clock(event["t"]),
+            f"+{_seconds(event['t'] - events[0]['t'])}",
             f"{event.get('attempt', 1)}.{event.get('generation', 0)}",
-            f'<code class="kind">{esc(event["kind"])}</code>',
-            esc(describe(event)),
+            Text(event["kind"], kind="kind"),
+            describe(event),
         )
-        for event in rows
+        for event in events
     ]
-    table = render_table(["time (UTC)", "#after", "#attempt", "event", ""], cells)
-    frequent = "checkpoints, evaluations and counts of cost"
-    note = f"{left_out:,} {frequent} are left out here." if left_out else ""
-    count = f"{len(rows)} events"
-    body = (
-        f"<details open><summary>{count}</summary><div>{table}"
-        f'<p class="note">{note}</p></div></details>'
-    )
-    return render_section("timeline", "Events", body)
+    blocks: list[Block] = [Table(["time (UTC)", "#after", "#attempt", "event", ""], rows)]
+    if left_out:
+        frequent = "checkpoints, evaluations and counts of cost"
+        blocks.append(Paragraph(f"{left_out:,} {frequent} are left out here.", "note"))
+    yield Details(f"{len(rows)} events", blocks, is_open=True)
 
 
-def _settings(record: RunRecord) -> str:
+def _settings(record: RunRecord) -> Iterator[Block]:
     if record.resolved is None:
-        text = "No attempt holds a readable resolved.json."
-        return render_section("settings", "Settings", f'<p class="muted">{text}</p>')
+        yield Paragraph("No attempt holds a readable resolved.json.", "muted")
+        return
     content = record.resolved.to_json()
-    settings: dict[str, Line] = content["settings"]
-    cells = [
-        (
-            f"<code>{esc(name)}</code>",
-            f"<code>{_value(entry['value'])}</code>",
-            esc(entry["reason"]),
-        )
+    settings: dict[str, dict[str, Any]] = content["settings"]
+    rows = [
+        (code(name), code(_value(entry["value"])), entry["reason"])
         for name, entry in settings.items()
     ]
     chosen = sum(entry["reason"] != "given" for entry in settings.values())
-    head = f"{len(cells)} settings, {chosen} of them chosen, each with its reason"
-    table = render_table(["setting", "value", "reason"], cells)
-    data = _key_values({f"data.{key}": value for key, value in content["data"].items()})
-    shape = _key_values({f"model.{key}": value for key, value in (content["shape"] or {}).items()})
-    body = (
-        f"<details><summary>{head}</summary><div>{table}</div></details>"
-        f"<details><summary>Model and data</summary><div>{shape}{data}</div></details>"
-    )
-    return render_section("settings", "Settings", body)
+    head = f"{len(rows)} settings, {chosen} of them chosen, each with its reason"
+    yield Details(head, [Table(["setting", "value", "reason"], rows)])
+    shape = {f"model.{key}": value for key, value in (content["shape"] or {}).items()}
+    data = {f"data.{key}": value for key, value in content["data"].items()}
+    yield Details("Model and data", [_key_values({**shape, **data})])
 
 
-def _manifest(record: RunRecord) -> str:
+def _manifest(record: RunRecord) -> Iterator[Block]:
     shown = [attempt for attempt in record.attempts if attempt.manifest]
+    for attempt in shown:
+        yield Details(f"Attempt {attempt.number}", [_key_values(flatten(attempt.manifest))])
     if not shown:
-        return render_section("manifest", "Manifest", '<p class="muted">No attempt has one.</p>')
-    body = "".join(
-        f"<details><summary>Attempt {attempt.number}</summary>"
-        f"<div>{_key_values(flatten(attempt.manifest))}</div></details>"
-        for attempt in shown
-    )
-    return render_section("manifest", "Manifest", body)
+        yield Paragraph("No attempt has one.", "muted")
 
 
-def _key_values(content: dict[str, Any]) -> str:
-    cells = [(f"<code>{esc(key)}</code>", _value(value)) for key, value in content.items()]
-    return render_table(["name", "value"], cells)
+def _key_values(content: Mapping[str, Any]) -> Table:
+    rows = [(code(key), _value(value)) for key, value in content.items()]
+    return Table(["name", "value"], rows)
 
 
 def _value(value: Any) -> str:
-    return esc(value if isinstance(value, str) else json.dumps(value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _seconds(seconds: float | None) -> str:

@@ -4,8 +4,10 @@ A run may have just begun, may have been killed, or may miss any file. Missing p
 None or empty, and a torn last line is ignored.
 """
 
+import base64
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +27,18 @@ from shardyard.rundir.state import state_of
 
 Line = dict[str, Any]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ImagePrediction:
+    """An image of the validation split, and what the model says of it."""
+
+    jpeg: str
+    """The image in base64."""
+    label: str
+    predicted: str
+    probability: float
+    """Of the predicted class, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +84,8 @@ class RunRecord:
     counted: CountedLines
     """Lines of metrics.jsonl that count, and those of steps that were lost."""
     sample: str | None
+    predictions: tuple[ImagePrediction, ...]
+    """Validation images at the end of the run; empty: none were written."""
     set_aside: tuple[str, ...]
     """Folders of checkpoints that were found damaged."""
     profiles: tuple[ProfileSummary, ...]
@@ -164,6 +180,7 @@ def read_run(run: RunDir) -> RunRecord:
         attempts=tuple(_read_attempt(run, number, events, lines) for number in numbers),
         counted=counted(all_lines, events),
         sample=_read_sample(run, events),
+        predictions=tuple(_read_predictions(run)),
         set_aside=tuple(sorted(path.name for path in run.checkpoints.glob("*.damaged"))),
         profiles=tuple(read_profiles(run, events)),
         state=state_of(events, is_leased=is_locked(run.lease)),
@@ -217,6 +234,23 @@ def _read_sample(run: RunDir, events: Sequence[Line]) -> str | None:
     except (OSError, StorageError):
         finished = [event for event in events if event["kind"] == "run_finished"]
         return finished[-1].get("sample") if finished else None
+
+
+_MOST_PREDICTIONS = 16
+
+
+def _read_predictions(run: RunDir) -> Iterator[ImagePrediction]:
+    """Yield the images that are JPEG files of plausible size; whatever else is there has none."""
+    if run.predictions.is_symlink():
+        return
+    try:
+        found = json.loads(read_plain(run.predictions, limit_bytes=_MOST_SAMPLE_BYTES))
+        for each in found[:_MOST_PREDICTIONS]:
+            if base64.b64decode(each["jpeg"], validate=True).startswith(b"\xff\xd8\xff"):
+                label, predicted = (str(each[key])[:40] for key in ("label", "predicted"))
+                yield ImagePrediction(each["jpeg"], label, predicted, float(each["probability"]))
+    except (OSError, StorageError, ValueError, TypeError, KeyError):
+        return
 
 
 def _latest(values: Sequence[T | None]) -> T | None:

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from textwrap import fill
 
 from shardyard.io.terminal import echo, print_table
@@ -13,32 +13,36 @@ from shardyard.report.document import (
     PageSection,
     Paragraph,
     Table,
+    Tiles,
     shown,
 )
 
 
-def show(blocks: Iterable[Block], *, title: str = "") -> None:
+def show(blocks: Iterable[Block], *, title: str = "", write: Callable[[str], None] = echo) -> None:
     """Print blocks; a section begins with an empty line, and so does a table after words.
 
     Args:
         title: Head of the first column of a table that comes first, above it where it has one.
+        write: Prints the lines that are no table.
     """
     before: Block | None = None
     for block in shown(blocks, "terminal"):
-        is_table = isinstance(block, Table)
+        is_table = isinstance(block, Table | Tiles)
         if isinstance(block, PageSection) or (before and (is_table or isinstance(block, Callout))):
-            echo()
+            write("")
         match block:
             case PageSection():
-                show(block.blocks, title=block.title)
+                show(block.blocks, title=block.title, write=write)
             case Paragraph():
-                _show_words(block.text)
+                _show_words(block.text, write)
             case Callout() | CopyCommand():
                 words = block.text if isinstance(block, Callout) else block.purpose
                 if words:
-                    _show_words(words)
+                    _show_words(words, write)
                 if block.command:
-                    echo(f"  {block.command}")
+                    write(f"  {block.command}")
+            case Tiles():
+                print_table(("result", "", ""), block.rows)
             case Table():
                 heads, rows = block.for_medium("terminal")
                 names = [head.text for head in heads]
@@ -48,8 +52,8 @@ def show(blocks: Iterable[Block], *, title: str = "") -> None:
         before = block
 
 
-def _show_words(text: str) -> None:
+def _show_words(text: str, write: Callable[[str], None]) -> None:
     """A paragraph, folded between words where a terminal would break them."""
     if sys.stdout is not None and sys.stdout.isatty():
         text = fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False)
-    echo(text)
+    write(text)

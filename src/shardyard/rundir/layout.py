@@ -108,6 +108,11 @@ class RunDir:
         return self.path / "sample.txt"
 
     @property
+    def predictions(self) -> Path:
+        """A few validation images with labels and predictions at the end of the run."""
+        return self.path / "predictions.json"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

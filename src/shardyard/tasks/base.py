@@ -8,7 +8,7 @@ are computed from that, and how an evaluation is scored.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -77,6 +77,13 @@ class Task(ABC):
         None: no sample was requested, or the task has none to show.
         """
         return None
+
+    def predictions(self, resolved: Resolved) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Return a few validation samples with their labels and what the model predicts.
+
+        All ranks call it together. Empty: the task has none to show.
+        """
+        return []
 
 
 def task_class(name: str) -> type[Task]:

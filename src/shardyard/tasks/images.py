@@ -6,11 +6,15 @@ Shape suffixes in this file:
     H, W = rows and columns of pixels
 """
 
+import base64
+import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +29,7 @@ from shardyard.data.images.mixup import apply_mixing
 from shardyard.data.images.samples import ImageSet, ImageStream
 from shardyard.data.images.transforms import eval_view, train_mixing, train_view
 from shardyard.data.loader import MicroBatch
+from shardyard.data.readers.read_errors import extra
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.grad_scale import LossScale
 from shardyard.models.random import SampleKeys
@@ -36,7 +41,7 @@ from shardyard.tasks.base import Task, TaskData
 from shardyard.tasks.loss_computation import Computation, LossSums
 
 if TYPE_CHECKING:
-    from shardyard.data.images.transforms import ImageTransform
+    from shardyard.data.images.transforms import ImageTransform, Pixels
 
 TOP = (1, 5)
 """Guesses among which the right class is counted."""
@@ -86,6 +91,51 @@ class ImageClassification(Task):
     def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
         """Loss in nats an image, and the share that was guessed."""
         return {"loss": loss, **means}
+
+    def predictions(self, resolved: Resolved) -> list[dict[str, Any]]:
+        """Return validation images over the whole split, each as a small JPEG in base64."""
+        total = resolved.data.eval_samples
+        if not total or not isinstance(self.computation, ImageComputation):
+            return []
+        images = _images(resolved, "eval", eval_view(resolved.recipe))
+        shown = sorted({number * total // _SHOWN for number in range(_SHOWN)})
+        # Every rank computes the same images, in micro-batches: a forward pass gathers weights.
+        at_once, found = int(resolved.recipe.optim.micro_batch), []
+        for start in range(0, len(shown), at_once):
+            loaded = [images.load_sample(sample, 0) for sample in shown[start : start + at_once]]
+            pixels_BHWC = torch.from_numpy(np.stack([pixels for pixels, _ in loaded]))
+            shares_B, guesses_B = self.computation.guess(pixels_BHWC).max(dim=1)
+            guesses = zip(loaded, guesses_B.tolist(), shares_B.tolist(), strict=True)
+            found += [
+                {
+                    "jpeg": _thumbnail(pixels),
+                    "label": _class_name(images.index.classes, int(label)),
+                    "predicted": _class_name(images.index.classes, guess),
+                    "probability": round(share, 4),
+                }
+                for (pixels, label), guess, share in guesses
+                if math.isfinite(share)
+            ]
+        return found
+
+
+_SHOWN = 8
+"""Images that a report shows."""
+
+_THUMBNAIL = 96
+"""Pixels of the longer side of one."""
+
+
+def _class_name(classes: Sequence[str], label: int) -> str:
+    return classes[label] if 0 <= label < len(classes) else str(label)
+
+
+def _thumbnail(pixels_HWC: "Pixels") -> str:
+    image = extra("images", "PIL.Image", what="A picture").fromarray(pixels_HWC)
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=88)
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def _images(resolved: Resolved, split: str, view: "ImageTransform") -> ImageSet:
@@ -167,6 +217,16 @@ class ImageComputation(Computation[MicroBatch]):
         reshard(self.roots)
         return LossSums(total, divisor, sums)
 
+    @torch.no_grad()
+    def guess(self, bytes_BHWC: Tensor) -> Tensor:
+        """Return the probability of each class (B, C) for images uint8 (B, H, W, 3)."""
+        self.model.eval()
+        pixels_BCHW = self._pixels(bytes_BHWC.to(self._device))
+        shares_BC: Tensor = self.model(pixel_values=pixels_BCHW).logits.float().softmax(dim=1)
+        reshard(self.roots)
+        self.model.train()
+        return shares_BC.cpu()
+
     def watch(self, watcher: Watcher) -> None:
         """Follow its backward passes."""
         self._sync.watcher = watcher
@@ -178,11 +238,7 @@ class ImageComputation(Computation[MicroBatch]):
             self._norms.is_weightless, self._norms.counts = not has_weight, int(has_weight)
         read = batch.cut().to(self._device)
         self._keys.samples_B = read.samples_B
-        bytes_BCHW = read["image"].permute(0, 3, 1, 2)
-        if self._device.type == "cpu":  # convolutions are quicker there on planes; tensor cores are
-            bytes_BCHW = bytes_BCHW.contiguous()  # on channels side by side, as pictures are read
-        pixels_BCHW = bytes_BCHW.float() / 255.0
-        pixels_BCHW = (pixels_BCHW - self._mean_C11) / self._std_C11
+        pixels_BCHW = self._pixels(read["image"])
         if "other" in read.fields:
             pixels_BCHW = apply_mixing(pixels_BCHW, read)
         logits_BC = self.model(pixel_values=pixels_BCHW).logits.float()
@@ -194,6 +250,13 @@ class ImageComputation(Computation[MicroBatch]):
             loss, count = self.objective.loss_sum(logits_BC, fields)
         loss = self.loss_scale.on(loss if has_weight else 0.0 * loss)
         return _ImageLoss(loss, count if has_weight else 0.0 * count, logits_BC, fields)
+
+    def _pixels(self, bytes_BHWC: Tensor) -> Tensor:
+        """Return what the network reads (B, 3, H, W), by mean and deviation of each colour."""
+        bytes_BCHW = bytes_BHWC.permute(0, 3, 1, 2)
+        if self._device.type == "cpu":  # convolutions are quicker there on planes; tensor cores are
+            bytes_BCHW = bytes_BCHW.contiguous()  # on channels side by side, as pictures are read
+        return (bytes_BCHW.float() / 255.0 - self._mean_C11) / self._std_C11
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import gc
 import os
 import time
 
-from shardyard.io.files import write_text
+from shardyard.io.files import write_json, write_text
 from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
 from shardyard.rundir.jsonl import read_counted
 from shardyard.rundir.layout import RunDir
@@ -23,6 +23,7 @@ def finish(training: Training, *, is_target_met: bool) -> None:
     started = time.monotonic()
     with training.evaluation_weights():
         sample = training.task.sample(training.resolved, training.mesh, training.device)
+        predictions = training.task.predictions(training.resolved)
     # Collectives, so before the ranks that have nothing to write leave.
     peaks = training.gather(peak_memory_bytes(training.device))
     reserved = training.gather(reserved_memory_bytes(training.device))
@@ -30,6 +31,8 @@ def finish(training: Training, *, is_target_met: bool) -> None:
         return
     if sample is not None:
         write_text(training.run_dir.sample, sample)
+    if predictions:
+        write_json(training.run_dir.predictions, predictions)
     lines = read_counted(training.run_dir.metrics)
     task = training.resolved.recipe.task
     training.report(
