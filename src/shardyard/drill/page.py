@@ -73,7 +73,7 @@ def _tiles(drill: Drill) -> Tiles:
     due = [case for case in drill.cases if FAULTS[case.observations.fault].named is not None]
     equal = sum(case.result.exact == "equal" for case in drill.cases)
     return Tiles([
-        ("faults tried", f"{cases}", f"{len(drill.rows)} kinds"),
+        ("faults tried", f"{cases}", f"{len(drill.rows)} kind{'s' * (len(drill.rows) > 1)}"),
         ("noticed", f"{sum(c.result.is_noticed for c in due)} of {len(due)}", "by the run itself"),
         ("cause right", f"{sum(c.result.is_cause_right for c in due)} of {len(due)}",
          "the fault and its target named"),

@@ -58,6 +58,9 @@ _VISIBLE = 0.01
 BLUE, ORANGE, GREEN = colour("blue"), colour("orange"), colour("green")
 RED, GREY = colour("red"), colour("grey")
 
+_ON_CURVES = {"facecolor": colour("card"), "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
+"""Ground of words that a curve may cross."""
+
 _MOST_BARS = 8
 _REST = "measured rest"
 _MEMORY_COLOURS = {
@@ -218,6 +221,7 @@ def _loss(axes: Axes, record: RunRecord) -> None:
         axes.annotate(
             f"unigram entropy {entropy:.2f}", (0, entropy), xycoords=("axes fraction", "data"),
             xytext=(3, 3), textcoords="offset points", ha="left", color=MUTED, fontsize=8,
+            bbox=_ON_CURVES,
         )  # fmt: skip
     _mark_starts(axes, record)
     _finish(axes, f"Loss, nats per {record.unit}", legend=True)
@@ -253,6 +257,7 @@ def _grad_norm(axes: Axes, record: RunRecord) -> None:
         axes.annotate(
             f"clipped above {clip:g}", (1, clip), xycoords=("axes fraction", "data"),
             xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize=8,
+            bbox=_ON_CURVES,
         )  # fmt: skip
     _from_zero(axes)
     _mark_starts(axes, record)

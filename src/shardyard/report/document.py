@@ -202,7 +202,7 @@ class Listing(_Block):
 
 
 @dataclass(frozen=True)
-class Images(_Block):
+class Pictures(_Block):
     """Small JPEG images in base64, each with a caption of several texts."""
 
     rows: Sequence[tuple[str, Sequence[str]]]
@@ -228,7 +228,7 @@ class PageSection(_Block):
 
 Block = (
     Paragraph | Callout | Tiles | Table | Chart | Panels | ShareBar | Details | CopyCommand
-    | Listing | Images | Choice | PageSection
+    | Listing | Pictures | Choice | PageSection
 )  # fmt: skip
 AnyBlock = TypeVar("AnyBlock", bound=_Block)
 

@@ -19,11 +19,11 @@ from shardyard.report.document import (
     CopyCommand,
     Details,
     Document,
-    Images,
     Listing,
     PageSection,
     Panels,
     Paragraph,
+    Pictures,
     ShareBar,
     Table,
     Text,
@@ -357,7 +357,7 @@ def _predictions(record: RunRecord) -> Iterator[Block]:
         )
         for each in found
     ]
-    yield Images([
+    yield Pictures([
         (each.jpeg, (f"true: {label}", Text(f"predicted: {guess}", kind=guess.kind), share))
         for each, (label, guess, share) in zip(found, rows, strict=True)
     ])  # fmt: skip

@@ -63,7 +63,9 @@ def charted_metrics(comparison: RunComparison) -> list[ChartedMetric]:
         if value is not None and name not in _TOLD_BY_LOSS
     )
     for number, metric in enumerate(metrics):
-        title = f"Held-out loss, nats per {unit}" if metric == "loss" else metric.replace("_", " ")
+        title = metric.replace("_", " ").capitalize()
+        if metric == "loss":
+            title = f"Validation loss, nats per {unit}"
         found.append(ChartedMetric(f"held-out-{number}", title, metric, is_of_steps=False))
     rate = f"Throughput, {unit}s per second, all ranks"
     return [*found, ChartedMetric("throughput", rate, "tokens_per_s", is_of_steps=True)]

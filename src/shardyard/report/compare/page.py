@@ -50,7 +50,7 @@ from shardyard.units import (
 def runs_table(comparison: RunComparison) -> Table:
     """A row a run."""
     heads = [
-        "run", "state", "#steps", "#loss", "#held-out loss", "#a second", "#peak memory",
+        "run", "state", "#steps", "#loss", "#validation loss", "#a second", "#peak memory",
         "#wall time", "#cost",
     ]  # fmt: skip
     return Table(heads, [_run_row(run) for run in comparison.runs])
@@ -156,7 +156,7 @@ def settings_table(comparison: RunComparison) -> Table:
 
 def environment_table(comparison: RunComparison) -> Table:
     """A row a fact that differs."""
-    return _differences("around them", comparison, comparison.environment)
+    return _differences("environment", comparison, comparison.environment)
 
 
 def _differences(head: str, comparison: RunComparison, found: Sequence[Difference]) -> Table:
@@ -186,7 +186,7 @@ def render_comparison(comparison: RunComparison, charts: Charts, *, no_charts_re
             title=f"{comparison.sides[0].name} and {runs - 1} more, compared",
             kind="Comparison",
             heading=f"{runs} runs" + (f" in {sides} sides" if sides < runs else ""),
-            head=[Paragraph(f"Speeds are held to the first: {comparison.sides[0].name}.", "lead")],
+            head=[Paragraph(f"Each speed is against {comparison.sides[0].name}.", "lead")],
             body=[
                 PageSection("runs", "Runs", [runs_table(comparison)]),
                 PageSection("speed", "Speed", [*_speed(comparison)]),
@@ -209,7 +209,7 @@ def terminal_blocks(comparison: RunComparison) -> list[PageSection]:
         ("speed, against the first", speeds_table(comparison)),
         ("time and cost to a target", targets_table(comparison)),
         ("settings that differ", settings_table(comparison)),
-        ("around them", environment_table(comparison)),
+        ("environment", environment_table(comparison)),
     )
     return [PageSection(title, title, [table]) for title, table in tables if table.rows]
 
@@ -250,7 +250,7 @@ def _curves(comparison: RunComparison, charts: Charts, reason: str) -> Iterator[
     toggles = [(s.number, line_style_of(s.number).swatch(), s.name) for s in comparison.sides]
     yield Choice(options, toggles)
     missing = [axis for axis in AXES if axis not in charts]
-    note = "" if not missing else f" No run knows its {' or '.join(missing)}."
+    note = "" if not missing else f" Not known for any run: {' or '.join(missing)}."
     text = (
         "Each step once: what was done again counts the last time. A gap is what was not measured. "
         f"Of many steps the medians of sixtieths of a run are drawn.{note}"

@@ -96,7 +96,7 @@ def _document(
         ],
         body=[
             *(
-                _series(each, number, charts.get(each.name, {}))
+                _series(each, number, charts.get(each.name, {}), is_only=each.name == name)
                 for number, each in enumerate(series)
             ),
             PageSection("how", "How to read it", how, only=("page",)),
@@ -106,8 +106,11 @@ def _document(
     )
 
 
-def _series(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> PageSection:
-    return PageSection(f"series-{number}", series.name, [*_blocks(series, number, panels)])
+def _series(
+    series: ScalingSeries, number: int, panels: Mapping[str, str], *, is_only: bool
+) -> PageSection:
+    title = "Sizes" if is_only else series.name
+    return PageSection(f"series-{number}", title, [*_blocks(series, number, panels)])
 
 
 def _blocks(series: ScalingSeries, number: int, panels: Mapping[str, str]) -> Iterator[Block]:

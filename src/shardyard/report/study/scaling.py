@@ -210,6 +210,7 @@ def _notes(series: ScalingSeries) -> Iterator[tuple[bool, str]]:
                 "others are held against, have no plan. Ask for that size too."
             ),
         )
+    changed: dict[str, list[str]] = {}
     for point in found:
         row, where = point.row, _where(point.row)
         if row.origin == "failed":
@@ -219,15 +220,12 @@ def _notes(series: ScalingSeries) -> Iterator[tuple[bool, str]]:
         if row.tight and row.origin == "predicted":
             yield False, f"{where}: memory is tight: {row.tight}."
         if point.changed:
-            yield (
-                False,
-                (
-                    f"{where}: {', '.join(point.changed)}. Its rate against the first size is "
-                    "shown, and is not called scaling."
-                ),
-            )
+            changed.setdefault(", ".join(point.changed), []).append(where)
         if first is not None and not point.is_first and _is_open(point):
             yield True, _open_words(point, first.row, where)
+    for what, places in changed.items():
+        verdict = "not called scaling, as settings changed against the first size"
+        yield False, f"{', '.join(places)}: {what}. The efficiency is {verdict}."
 
 
 def _where(row: SeriesRow) -> str:

@@ -106,16 +106,15 @@ SPEED = ("samples_per_s", "tokens_per_s", "per_accelerator", "efficiency", "pred
          "efficiency_error", "rate_error", "printed")  # fmt: skip
 """Columns of the first of a page's two tables: one with all columns is wider than a page."""
 
-_ALWAYS = {"nodes", "accelerators", "origin", "changed", "efficiency"}
+_ALWAYS = {"nodes", "accelerators", "origin", "changed"}
 
 
 def columns_of(rows: Sequence[Values]) -> list[Column]:
-    """Return the columns that have a value in some row."""
-    return [
-        column
-        for column in COLUMNS
-        if column[1] in _ALWAYS or any(row[column[1]] not in (None, "") for row in rows)
-    ]
+    """Return the columns that have a value in some row; an efficiency also if it is missing."""
+    known = {key for row in rows for key, value in row.items() if value not in (None, "")}
+    if "extrapolated_efficiency" in known or "predicted_efficiency" not in known:
+        known.add("efficiency")
+    return [column for column in COLUMNS if column[1] in known | _ALWAYS]
 
 
 def method_notes(series: Sequence[ScalingSeries]) -> list[str]:
