@@ -1,4 +1,4 @@
-"""LAMB and LARS in every layout beside each by hand in one process."""
+"""LAMB, LARS and Lion in layouts against each by hand in one process."""
 
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars
+from tests.train.lion import Lion
 
 STEPS = 20
 BATCH = 6
@@ -33,6 +34,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lars": {"lr": 0.5, "momentum": 0.9, "trust_coefficient": 0.01},
 }
 """Rates that move each matrix by about 1 % of its norm a step."""
+
+LION: dict[str, Any] = {"lr": 1e-3}
 
 Layouts = dict[str, dict[str, Any]]
 QUICK: Layouts = {"zero 3": {"zero": 3, "dp_shard": 2}}
@@ -49,7 +52,7 @@ MORE: Layouts = {
 def made(folder: Path, corpus: Corpus, parallel: dict[str, Any], name: str = "lamb") -> RunDir:
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": STEPS},
-        "optim": {**OPTIM, "name": name, **OPTIMIZERS[name]},
+        "optim": {**OPTIM, "name": name, **(LION if name == "lion" else OPTIMIZERS[name])},
         "parallel": parallel,
         "precision": {"compute": "fp32"},
         "cluster": {"devices": 2 if parallel else 1},
@@ -108,10 +111,12 @@ def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str,
     return losses, first, last
 
 
-def _optimizer_by_hand(optim: Optim, model: nn.Module) -> Lamb | Lars:
+def _optimizer_by_hand(optim: Optim, model: nn.Module) -> Lamb | Lars | Lion:
     lr, decay = float(optim.lr), float(optim.weight_decay)
     if optim.name == "lamb":
         return Lamb(model.parameters(), lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
+    if optim.name == "lion":
+        return Lion(model.parameters(), lr=lr, decay=decay, betas=optim.betas)
     trust = optim.trust_coefficient
     return Lars(model.parameters(), lr=lr, decay=decay, momentum=optim.momentum, trust=trust)
 
@@ -142,6 +147,26 @@ def test_twenty_steps_of_lamb_are_those_of_whole_matrices(corpus: Corpus, tmp_pa
 @pytest.mark.system
 def test_twenty_steps_of_lars_are_those_of_whole_matrices(corpus: Corpus, tmp_path: Path) -> None:
     hold_to_one_by_hand(corpus, tmp_path, QUICK, "lars")
+
+
+@pytest.mark.system
+def test_twenty_steps_of_lion_are_those_by_hand_up_to_a_few_signs(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    alone = made(tmp_path / "alone", corpus, {}, "lion")
+    losses, first, expected = run_on_ranks(_by_hand, 1, alone)[0]
+    assert losses[-1] < losses[0] - 0.1
+    layouts = {**QUICK, "tp 2": MORE["tp 2"]}
+    runs = {name: made(tmp_path / name, corpus, each, "lion") for name, each in layouts.items()}
+    for number, weights in enumerate(run_on_ranks(_sharded, 2, list(runs.values()))[0]):
+        found = [line["loss"] for line in read_steps(list(runs.values())[number].metrics)]
+        assert found == pytest.approx(losses, rel=1e-4)
+        for key, whole in expected.items():
+            # an average near 0 steps by the sign of its rounding
+            apart = (weights[key] - whole).abs()
+            assert float(apart.max()) <= 2 * STEPS * LION["lr"] * 1.01, key
+            assert float((apart > LION["lr"] / 2).double().mean()) < 0.01, key
+            assert float((whole - first[key]).abs().max()) > LION["lr"], key
 
 
 @pytest.mark.slow

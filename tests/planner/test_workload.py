@@ -52,6 +52,7 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
         ({"name": "sgd", "momentum": 0.9, "nesterov": True}, 4),
         ({"name": "lamb"}, 8),
         ({"name": "lars", "momentum": 0.9}, 4),
+        ({"name": "lion"}, 4),
         ({"name": "lamb", "ema_decay": 0.999}, 8 + 4),
     ],
 )

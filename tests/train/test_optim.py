@@ -14,6 +14,7 @@ from shardyard.parallel.gradients import ParamNorms
 from shardyard.train.optim import ShardOptimizer, lr_at
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars
+from tests.train.lion import Lion
 
 SCHEDULED = {"lr": 1.0, "warmup_steps": 4, "decay_steps": 14, "min_lr_ratio": 0.1}
 
@@ -84,6 +85,48 @@ def test_from_0_a_schedule_is_that_of_transformers(schedule: str, warmup: int) -
         scheduler.step()
 
 
+@pytest.mark.parametrize("shape", ["linear", "cosine", "1-sqrt"])
+@pytest.mark.parametrize(("warmup", "decay"), [(0, 4), (3, 5), (4, 8)])
+def test_warmup_stable_decay_is_that_of_transformers(shape: str, warmup: int, decay: int) -> None:
+    from transformers import get_wsd_schedule
+
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = get_wsd_schedule(
+        theirs, warmup, decay, num_training_steps=12, decay_type=shape, min_lr_ratio=0.0
+    )
+    optim = Optim.model_validate(
+        {
+            "lr": 0.1, "schedule": "wsd", "warmup_steps": warmup, "decay_steps": 12,
+            "decay_share": decay / 12, "decay_shape": shape, "min_lr_ratio": 0.0,
+            "schedule_from": 0,
+        }
+    )  # fmt: skip
+    for step in range(1, 16):
+        assert lr_at(step, optim) == pytest.approx(theirs.param_groups[0]["lr"], abs=1e-9), step
+        theirs.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_inverse_sqrt_is_that_of_transformers(warmup: int) -> None:
+    from transformers import get_inverse_sqrt_schedule
+
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = get_inverse_sqrt_schedule(theirs, warmup)
+    settings = {"lr": 0.1, "warmup_steps": warmup, "decay_steps": 5, "schedule_from": 0}
+    optim = Optim.model_validate({**settings, "schedule": "inverse_sqrt"})
+    for step in range(1, 16):
+        assert lr_at(step, optim) == pytest.approx(theirs.param_groups[0]["lr"], abs=1e-9), step
+        theirs.step()
+        scheduler.step()
+
+
+def test_a_wsd_decay_ends_at_its_least_rate() -> None:
+    optim = Optim.model_validate({**SCHEDULED, "schedule": "wsd", "decay_share": 0.5})
+    rates = [lr_at(step, optim) for step in (4, 7, 10.5, 14, 30)]
+    assert rates == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
+
+
 def test_a_power_of_one_is_the_linear_schedule() -> None:
     poly = Optim.model_validate({**SCHEDULED, "schedule": "poly", "poly_power": 1.0})
     linear = Optim.model_validate({**SCHEDULED, "schedule": "linear"})
@@ -104,6 +147,7 @@ def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
         Optim(name="sgd", lr=0.1, weight_decay=0.5, momentum=0.9, nesterov=True),
         Optim(name="lamb", lr=0.1, weight_decay=0.5),
         Optim(name="lars", lr=0.1, weight_decay=0.5, momentum=0.9),
+        Optim(name="lion", lr=0.1, weight_decay=0.5),
     ],
 )
 @pytest.mark.parametrize("widened_elements", [1, 2**20])
@@ -143,7 +187,7 @@ def _step_of(optimizer: ShardOptimizer, model: nn.Module) -> None:
 
 def _steps_of(
     ours: ShardOptimizer,
-    theirs: torch.optim.Optimizer | Lamb | Lars,
+    theirs: torch.optim.Optimizer | Lamb | Lars | Lion,
     models: tuple[nn.Module, nn.Module],
 ) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -241,6 +285,16 @@ def test_lars_steps_as_the_paper_says(momentum: float, decay: float) -> None:
     )
     _steps_of(ShardOptimizer(models[0], optim), theirs, models)
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_lion_steps_as_the_paper_says(decay: float) -> None:
+    models = _twins()
+    theirs = Lion(models[1].parameters(), lr=0.1, decay=decay)
+    _steps_of(
+        ShardOptimizer(models[0], Optim(name="lion", lr=0.1, weight_decay=decay)), theirs, models
+    )
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-6, atol=1e-6)
 
 
 class Halved:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-OptimizerName = Literal["adamw", "sgd", "lamb", "lars"]
+OptimizerName = Literal["adamw", "sgd", "lamb", "lars", "lion"]
 """Every name has a row in ``OPTIMIZERS``."""
 
 
@@ -133,6 +133,20 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         moved_bytes=_ONE_PASS_BYTES + 2 * 4,
         update="shardyard.train.optimizers.lars:LARS",
     ),
+    "lion": Optimizer(
+        state_tensors=(Average(name="exp_avg", factor="betas"),),
+        counts_steps=False,
+        settings=("betas",),
+        knows_lr=False,
+        typical_lr="1e-4, a third of AdamW's,",
+        weight_decay=0.3,
+        decay_reason="three times AdamW's, as its rate is a third (arXiv:2302.06675, section 5)",
+        needs_all=False,
+        # the direction is written, and read to be applied; the weight is read for its decay too
+        moved_bytes=_ONE_PASS_BYTES + 4 * 4,
+        update="shardyard.train.optimizers.lion:Lion",
+        betas=(0.9, 0.99),  # as its authors (arXiv:2302.06675, section 5)
+    ),
 }
 
 
@@ -202,6 +216,10 @@ NAMES: dict[OptimizerName, Mapping[Elsewhere, tuple[str, ...]]] = {
     "sgd": {"deepspeed": ("sgd",), "trainer": ("sgd",)},
     "lamb": {"deepspeed": ("lamb",)},
     "lars": {},
+    "lion": {
+        "deepspeed": ("lion", "fusedlion"),
+        "trainer": ("lion_32bit",),
+    },
 }
 """In small letters; one row for each of ``OPTIMIZERS``."""
 

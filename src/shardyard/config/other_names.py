@@ -116,7 +116,12 @@ def _model(value: Any) -> Meaning:
 
 def _schedule(value: Any) -> Meaning:
     """A schedule by its usual name."""
-    names = {"polynomial": "poly", "constant_with_warmup": "constant", "multistep": "step"}
+    names = {
+        "polynomial": "poly",
+        "constant_with_warmup": "constant",
+        "multistep": "step",
+        "warmup_stable_decay": "wsd",
+    }
     name = str(value).lower()
     known = names.get(name, name)
     return Meaning(settings={"optim.schedule": known}, is_translated=known != value)

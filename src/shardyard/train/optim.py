@@ -8,7 +8,7 @@ rounded to the nearest again after it.
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import assert_never
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -222,6 +222,23 @@ def flip_bit(tensors: Iterable[Tensor]) -> None:
             return
 
 
+_INVERSE_SQRT_STEPS = 10_000
+"""Timescale of the inverse square root without a warm-up, as of transformers' schedule."""
+
+
+def _remaining(done: float, shape: Literal["linear", "cosine", "1-sqrt"]) -> float:
+    """Share of the fall that is left after a share ``done`` of its steps."""
+    match shape:
+        case "linear":
+            return 1.0 - done
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * done))
+        case "1-sqrt":
+            return 1.0 - math.sqrt(done)
+        case _:
+            assert_never(shape)
+
+
 def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
 
@@ -240,12 +257,17 @@ def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     match optim.schedule:
         case "constant":
             return peak
-        case "linear":
-            share = 1.0 - done
-        case "cosine":
-            share = 0.5 * (1.0 + math.cos(math.pi * done))
+        case "linear" | "cosine":
+            share = _remaining(done, optim.schedule)
         case "poly":
             share = (1.0 - done) ** optim.poly_power
+        case "wsd":
+            start = max(warmup, end - round(end * optim.decay_share))
+            decayed = 1.0 if end <= start else min(1.0, max(0.0, (step - start) / (end - start)))
+            share = _remaining(decayed, optim.decay_shape)
+        case "inverse_sqrt":
+            timescale = warmup or _INVERSE_SQRT_STEPS
+            return peak / math.sqrt((step - warmup + timescale) / timescale)
         case "step":
             passed = sum(milestone <= epoch for milestone in optim.milestones)
             return peak * optim.milestone_factor**passed

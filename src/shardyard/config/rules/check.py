@@ -301,9 +301,14 @@ def _schedule(optim: Optim) -> Iterable[Problem]:
     for key, schedule in _OF_SCHEDULE.items():
         if key in optim.model_fields_set and optim.schedule != schedule:
             value = getattr(optim, key)
-            shown = f"{value:g}" if isinstance(value, float) else ", ".join(f"{m:g}" for m in value)
+            shown = ", ".join(f"{m:g}" for m in value) if isinstance(value, tuple) else f"{value}"
             text = f"={shown} is of schedule {schedule}, and optim.schedule={optim.schedule} does "
             yield Problem(f"optim.{key}", f"{text}not read it. Use {schedule}, or leave it out.")
+    if optim.schedule == "inverse_sqrt":
+        for key in ("min_lr_ratio", "decay_steps"):
+            if key in optim.model_fields_set:
+                text = f"={getattr(optim, key)}: with optim.schedule=inverse_sqrt the rate falls "
+                yield Problem(f"optim.{key}", f"{text}for as long as the run. Leave it out.")
     if optim.schedule != "step":
         return
     if not optim.milestones or sorted(set(optim.milestones)) != list(optim.milestones):
@@ -316,7 +321,13 @@ def _schedule(optim: Optim) -> Iterable[Problem]:
             yield Problem(f"optim.{key}", f"{text} Leave it out.")
 
 
-_OF_SCHEDULE = {"poly_power": "poly", "milestones": "step", "milestone_factor": "step"}
+_OF_SCHEDULE = {
+    "poly_power": "poly",
+    "milestones": "step",
+    "milestone_factor": "step",
+    "decay_share": "wsd",
+    "decay_shape": "wsd",
+}
 """Setting of ``optim`` -> the one schedule that reads it."""
 
 

@@ -196,9 +196,16 @@ class Optim(Section):
     exports."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm. null: no gradient clipping."""
-    schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
+    schedule: Literal["cosine", "linear", "constant", "poly", "step", "wsd", "inverse_sqrt"] = (
+        "cosine"
+    )
     """Learning-rate decay after warm-up. poly: a power of the remaining share; step: at
-    optim.milestones."""
+    optim.milestones; wsd: constant (stable), then a decay at the end; inverse_sqrt: by the inverse
+    square root of the step."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of optim.decay_steps, at its end, in which schedule wsd decays."""
+    decay_shape: Literal["linear", "cosine", "1-sqrt"] = "linear"
+    """Form of the decay of schedule wsd. 1-sqrt: as arXiv:2405.18392."""
     milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
     """Epochs at which schedule step lowers the learning rate."""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1

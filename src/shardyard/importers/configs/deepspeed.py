@@ -220,8 +220,8 @@ def _schedule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     schedule = known.get(str(entry.value).lower())
     if schedule is None:
         return rejected(
-            f"={entry.value!r} is not there. Give optim.schedule=cosine, linear, constant, poly "
-            "or step.",
+            f"={entry.value!r} is not there. Give optim.schedule=cosine, linear, constant, poly, "
+            "step, wsd or inverse_sqrt.",
             "optim.schedule",
         )
     # the first step has the least rate, and the second that of the scheduler's own step 0

@@ -122,7 +122,10 @@ def _schedule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
 _PP = "parallel.schedule"
 
 
-def _decay(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
+def _decay(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if config.get("lr_scheduler.decay_ratio") not in (None, 1.0):
+        shape = {"sqrt": "1-sqrt"}.get(str(entry.value), str(entry.value))
+        return mapped({"optim.decay_shape": shape})
     if str(entry.value) in ("linear", "cosine"):
         return mapped({"optim.schedule": entry.value})
     return rejected(f"={entry.value!r} is not there. Give optim.schedule.", "optim.schedule")
@@ -274,10 +277,9 @@ ROWS: Rows = {
         lambda value: (
             same("the whole run after the warm-up")
             if value == 1.0
-            else rejected(
-                f"={value}: a rate that stays before it falls is not there. Give "
-                "optim.schedule=constant, linear or cosine.",
-                "optim.schedule",
+            else mapped(
+                {"optim.schedule": "wsd", "optim.decay_share": value},
+                "releases of torchtitan begin the decay up to one step later",
             )
         ),
     ),

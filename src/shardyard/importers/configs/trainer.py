@@ -47,6 +47,13 @@ _SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {"optim.schedule": "constant", "optim.warmup_steps": 0},
     "constant_with_warmup": {"optim.schedule": "constant"},
     "cosine_with_min_lr": {"optim.schedule": "cosine"},
+    "inverse_sqrt": {"optim.schedule": "inverse_sqrt"},
+    # its decay is a cosine to 0, unless its arguments say otherwise
+    "warmup_stable_decay": {
+        "optim.schedule": "wsd",
+        "optim.decay_shape": "cosine",
+        "optim.min_lr_ratio": 0.0,
+    },
 }
 
 _HUB = "runs are not pushed to a hub: `shardyard export` writes a folder for it"
@@ -61,11 +68,33 @@ def _schedule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
     says = _SCHEDULES.get(str(entry.value).lower())
     if says is None:
         return rejected(
-            f"={entry.value!r} is not there. Give optim.schedule=cosine, linear, constant, poly "
-            "or step.",
+            f"={entry.value!r} is not there. Give optim.schedule=cosine, linear, constant, poly, "
+            "step, wsd or inverse_sqrt.",
             "optim.schedule",
         )
     return mapped(says)
+
+
+def _decay_steps(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    """Steps of the decay of warmup_stable_decay, which Shardyard takes as a share of the run."""
+    steps = config.get("max_steps")
+    if not isinstance(steps, int) or steps < 1:
+        return rejected(
+            f"={entry.value!r} are steps of a run whose length is in epochs. Give "
+            "optim.decay_share, such as 0.1.",
+            "optim.decay_share",
+        )
+    return to("optim.decay_share", convert=lambda number: int(number) / steps)(entry, config)
+
+
+def _timescale(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if entry.value == (config.get("warmup_steps") or 10_000):
+        return same("the warm-up, or 10,000 steps without one")
+    return rejected(
+        f"={entry.value!r}: inverse_sqrt here has the warm-up as its timescale, or 10,000 steps "
+        f"without one. Give optim.warmup_steps={entry.value!r}.",
+        "optim.warmup_steps",
+    )
 
 
 _ROUNDED = "rounded to whole steps, which the Trainer rounds up"
@@ -193,6 +222,11 @@ ROWS: Rows = {
     "learning_rate": to("optim.lr", convert=float),
     "lr_scheduler_type": _schedule,
     "lr_scheduler_kwargs.min_lr_rate": to("optim.min_lr_ratio", convert=float),
+    "lr_scheduler_kwargs.min_lr_ratio": to("optim.min_lr_ratio", convert=float),
+    "lr_scheduler_kwargs.num_decay_steps": _decay_steps,
+    "lr_scheduler_kwargs.decay_type": to("optim.decay_shape"),
+    "lr_scheduler_kwargs.warmup_type": choose({"linear": same("linear")}),
+    "lr_scheduler_kwargs.timescale": _timescale,
     "lr_scheduler_kwargs": choose({None: same("none"), "": same("none")}),
     "warmup_steps": _warmup_steps,
     "warmup_ratio": _warmup_ratio,
