@@ -301,7 +301,8 @@ def _schedule(optim: Optim) -> Iterable[Problem]:
     for key, schedule in _OF_SCHEDULE.items():
         if key in optim.model_fields_set and optim.schedule != schedule:
             value = getattr(optim, key)
-            shown = ", ".join(f"{m:g}" for m in value) if isinstance(value, tuple) else f"{value}"
+            values = value if isinstance(value, tuple) else (value,)
+            shown = ", ".join(v if isinstance(v, str) else f"{v:g}" for v in values)
             text = f"={shown} is of schedule {schedule}, and optim.schedule={optim.schedule} does "
             yield Problem(f"optim.{key}", f"{text}not read it. Use {schedule}, or leave it out.")
     if optim.schedule == "inverse_sqrt":
