@@ -138,7 +138,10 @@ def _recompute(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
     if mode == "selective":
         option = str(config.get("activation_checkpoint.selective_ac_option", "2"))
         return mapped({"memory.recompute": int(option) if option.isdigit() else "selective"})
-    return rejected(f"={mode!r}: give memory.recompute.", "memory.recompute")
+    return rejected(
+        f"={mode!r} is not supported. Set memory.recompute=full, selective or none.",
+        "memory.recompute",
+    )
 
 
 def _selective(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
