@@ -85,7 +85,7 @@ def test_the_price_is_that_of_how_the_machines_are_rented() -> None:
 
     block = ("cluster.capacity=block:cr-0123456789abcdef0",)
     assert usd() == pytest.approx(2 * 63.296)
-    assert usd(*block) == pytest.approx(2 * 41.61)
+    assert usd(*block) == pytest.approx(2 * 54.92)
     assert usd(*block, "cluster.usd_per_node_hour=30") == 60
 
 

@@ -17,7 +17,7 @@ def test_each_price_has_its_date_and_each_missing_one_its_reason(kind: str) -> N
             assert kind == "block" or name in ("p5e.48xlarge", "trn2.48xlarge")
         else:
             assert re.search(r"20\d\d", rate.source), rate
-    assert "give cluster.usd_per_node_hour" in rate_of(instance("p5.48xlarge"), "block").source
+    assert "give cluster.usd_per_node_hour" in rate_of(instance("trn1.32xlarge"), "block").source
 
 
 def test_spot_is_at_most_what_it_is_on_demand_and_says_so() -> None:
@@ -35,10 +35,16 @@ def test_a_reservation_bills_as_on_demand_also_while_it_is_not_used() -> None:
 
 def test_a_block_costs_what_aws_told_at_its_purchase() -> None:
     assert set(BLOCK_USD_PER_HOUR) <= set(instance_names())
-    # AWS's increase of January 2026, as the press told it: 34.61 -> 39.80 and 36.18 -> 41.61
-    assert BLOCK_USD_PER_HOUR["p5e.48xlarge"] == pytest.approx(34.61 * 1.15, rel=1e-3)
-    assert BLOCK_USD_PER_HOUR["p5en.48xlarge"] == pytest.approx(36.18 * 1.15, rel=1e-3)
-    assert rate_of(instance("p5e.48xlarge"), "block").usd_per_hour == 39.80
+    # A second public log of AWS's page, of 2026-06-19, and the increase of 20 % of July 2026
+    before = {"p5e": 39.799, "p5en": 45.768, "p6-b200": 82.368, "p6-b300": 93.60}
+    for family, usd in before.items():
+        assert BLOCK_USD_PER_HOUR[f"{family}.48xlarge"] == pytest.approx(1.2 * usd, rel=1e-3)
+    # by the accelerator, in the table of 2026-09-19
+    each = {"p4d.24xlarge": 1.475, "p4de.24xlarge": 2.214, "p5.48xlarge": 5.191}
+    for name, usd in each.items():
+        assert BLOCK_USD_PER_HOUR[name] == pytest.approx(8 * usd, abs=0.005)
+    rate = rate_of(instance("p5e.48xlarge"), "block")
+    assert rate.usd_per_hour == 47.76 and "2026-09-19" in rate.source
 
 
 def test_a_way_of_renting_that_nobody_wrote_a_price_for_is_no_other_one() -> None:

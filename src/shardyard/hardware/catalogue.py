@@ -177,14 +177,21 @@ def instance_names() -> tuple[str, ...]:
 # guessed. Savings plans and the spot price of a day are in none: `--prices aws` asks AWS for them,
 # and ``cluster.usd_per_node_hour`` says what you really pay.
 
-BLOCK_USD_PER_HOUR = {"p5e.48xlarge": 39.80, "p5en.48xlarge": 41.61}
-"""Price of one instance of a capacity block, in most regions.
+BLOCK_USD_PER_HOUR = {
+    "p4d.24xlarge": 11.80, "p4de.24xlarge": 17.71, "p5.48xlarge": 41.53, "p5e.48xlarge": 47.76,
+    "p5en.48xlarge": 54.92, "p6-b200.48xlarge": 98.84, "p6-b300.48xlarge": 112.32,
+}  # fmt: skip
+"""Price of one instance of a capacity block in US regions: AWS's price of an accelerator, times 8.
 
-AWS changes them every quarter or so, and the price at the purchase counts. Older prices, of
-other types, are left out.
+AWS changes them every quarter or so, and the price at the purchase counts. A p5en costs a tenth
+less in Europe and Asia.
 """
-_BLOCK_SOURCE = "capacity block, paid when it is bought; AWS's table of January 2026"
-# administraciondesistemas.com, "AWS encarece un 15% sus Capacity Blocks con NVIDIA H200" (2026-01)
+_BLOCK_SOURCE = (
+    "capacity block in the US, paid when it is bought; AWS's table as of 2026-09-19 "
+    "(aws.amazon.com/ec2/capacityblocks/pricing)"
+)
+# Read from that page in a public survey of GPU prices of 2026-09-19. Each price but p5's and p4's
+# agrees with a second public log of the page (2026-06-19) and AWS's increase of 20 % in July 2026.
 
 
 @dataclass(frozen=True, kw_only=True)
