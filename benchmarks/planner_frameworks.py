@@ -194,7 +194,8 @@ def _state_bytes(row: Row, compute: str) -> tuple[float, float, float, float]:
         return 2, 2, 12, 2
     if has(framework, "deepspeed") and compute == "fp16" and sharding_of(row).zero:
         # ZeRO keeps an fp32 gradient of its part beside master and moments: 20 bytes in all
-        # (deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups[i].grad)
+        # (deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups[i].grad). It
+        # lives in the step alone, but as one flat tensor, for which the allocator has no gap.
         return 2, 2, 16, 2
     if is_megatron(row) or has(framework, "nanotron"):
         # fp16 keeps gradients in fp16; bf16 accumulates them in fp32 (megatron/arguments.py:
@@ -323,7 +324,7 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         attention=_attention(row, early=early),
         kernels=_kernels(row, words),
         sequence_parallel=_sequence_parallel(row, words, early=early),
-        overlap_data=not early,
+        overlap_data=not (early or _waits_for_gathers(row)),
         overlap_tensor=_overlap_tensor(row, words, tp=tp),
         # Bridge's recipes dispatch tokens by DeepEP or HybridEP (moe_flex_dispatcher_backend)
         deduplicated_dispatch=has(row.text("framework"), "bridge"),
@@ -338,6 +339,7 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         fp8_rows=has(row.text("precision", "notes"), r"row-?wise"),
         selective_products=0.5 if has(row.text("framework"), "torchtitan|automodel") else 1.0,
         bucket_bytes=_bucket_bytes(row),
+        logit_bytes=_logit_bytes(row, pp=pp) if early else None,
         loss="fused" if has(row.text("framework"), "llm-foundry") else "torch",
         chunked_loss=has(words, r"chunked|lc-ce|(linear|cut).{0,6}cross|liger"),
     )
@@ -433,6 +435,27 @@ def _offload(row: Row, words: str) -> Literal["none", "params", "optimizer", "ac
         # --checkpoint-in-cpu (bigscience-workshop/bigscience, experiments/gpt2-meg-ds-zero)
         return "activations"
     return "none"
+
+
+def _waits_for_gathers(row: Row) -> bool:
+    """Whether ZeRO-3 waits for each gather, as DeepSpeed's did before version 0.6 (2021).
+
+    Version 0.6 gathers on a stream of its own, several parameters at once: a model of 50 B on 64
+    A100 then took 116 TFLOP/s a device in place of 68 (deepspeedai/DeepSpeed, pull request 1453).
+    """
+    return has(row.text("framework"), "deepspeed") and has(row.text("gpu"), "v100")
+
+
+def _logit_bytes(row: Row, *, pp: int) -> float:
+    """Bytes of a logit at the loss of Megatron before 2022: 16 bit, an fp32 copy, its exponential.
+
+    Its loss takes ``output.float()`` and computes the exponential into a tensor of its own
+    (megatron/mpu/cross_entropy.py: exp_logits = vocab_parallel_logits.exp()). DeepSpeed's pipeline
+    keeps the outputs of its last stage in two buffers (deepspeed/runtime/pipe/engine.py,
+    pipe_buffers["outputs"] and num_pipe_buffers).
+    """
+    has_buffers = pp > 1 and has(row.text("framework"), "deepspeed")
+    return 2 + 4 + 4 + (2 if has_buffers else 0)
 
 
 def _bucket_bytes(row: Row) -> float:

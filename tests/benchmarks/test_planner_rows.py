@@ -379,3 +379,18 @@ def test_an_empty_cell_leaves_recompute_open() -> None:
     assert case(row(act_ckpt="")).recompute_is_open
     assert not case(row(act_ckpt="none")).recompute_is_open
     assert not case(row(act_ckpt="", notes="activation checkpointing")).recompute_is_open
+
+
+def test_early_megatron_has_an_fp32_loss_and_pipes_of_deepspeed_keep_its_logits_twice() -> None:
+    # 16 bit, fp32 copy, exponential; DeepSpeed's pipeline has two buffers of outputs
+    early = {"framework": "Megatron-DeepSpeed", "gpu": "V100-32GB", "precision": "fp16"}
+    piped = case(row(**early, dp="1", tp="1", pp="8", num_gpus="8")).workload.techniques
+    whole = case(row(**early, dp="8", tp="1", pp="1", num_gpus="8")).workload.techniques
+    assert (piped.logit_bytes, whole.logit_bytes) == (12, 10)
+    assert case("torchtitan-0001").workload.techniques.logit_bytes is None
+
+
+def test_zero_3_of_2021_waits_for_its_gathers() -> None:
+    hf = {"framework": "HF Trainer + DeepSpeed ZeRO", "sharding": "ZeRO-3"}
+    old, new = (case(row(**hf, gpu=gpu)).workload.techniques for gpu in ("V100-32GB", "A100-80GB"))
+    assert not old.overlap_data and new.overlap_data

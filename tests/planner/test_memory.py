@@ -303,6 +303,9 @@ def test_the_logits_of_a_large_vocabulary_are_gigabytes() -> None:
     assert found.peak_phase == "at the loss"
     torchs = memory(workload("llama3-8b", dp_shard=8, techniques=Techniques(kernels="eager")))
     assert torchs.term("logits and loss") == 3 * 4 * 4096 * 128_256
+    known = replace(EAGER, logit_bytes=10.0)
+    given = memory(workload("llama3-8b", techniques=known, dp_shard=8))
+    assert given.term("logits and loss") == 10 * 4096 * 128_256
 
 
 def test_a_chunked_loss_holds_a_part_of_them() -> None:

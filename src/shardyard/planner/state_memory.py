@@ -38,6 +38,8 @@ def logits_bytes(w: Workload, tokens: float) -> float:
         per_logit = size + 4
     if tech.loss == "fused":
         per_logit = 2 * size
+    if tech.logit_bytes is not None:
+        per_logit = tech.logit_bytes
     tokens = with_logits(w, tokens)
     if tech.loss_chunk is not None:
         tokens = min(tokens, tech.loss_chunk)

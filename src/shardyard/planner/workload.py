@@ -149,6 +149,8 @@ class Techniques:
     ``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
     only 16-bit logits and writes their gradient over them.
     """
+    logit_bytes: float | None = None
+    """Bytes of a logit at the loss, where a framework's own loss is known; None: by ``loss``."""
     chunked_loss: bool = False
     """Whether the loss is computed in chunks of unknown size: an eighth each is assumed."""
     loss_chunk: int | None = None
