@@ -1,6 +1,7 @@
 """A cluster file becomes a cluster; all that is wrong with it is told at once."""
 
 import csv
+import re
 from pathlib import Path
 from statistics import median
 
@@ -130,3 +131,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_cluster_file(written(tmp_path, "- 1"), nodes=1)
     with pytest.raises(RequestError, match=r"ours\.yaml, line 1.*"):
         read_cluster_file(written(tmp_path, "{"), nodes=1)
+
+
+@pytest.mark.parametrize("name", ["azure-mi300x", "coreweave-gb200", "coreweave-hgx-b200"])
+def test_a_cluster_of_another_cloud_is_read_and_its_price_has_a_date(name: str) -> None:
+    path = Path(__file__).parents[2] / "examples" / "clusters" / f"{name}.yaml"
+    found = read_cluster_file(path, 8)
+    assert found.usd_per_node_hour and found.host_memory_bytes
+    assert re.search(r"# Price: on demand.*2026-09-\d\d", path.read_text())
+    # each of its devices has 400 Gb/s, in bytes
+    assert found.between.bytes_per_s == 50e9
+    assert found.reach == min(found.devices, found.accelerator.nvlink_domain or 8)

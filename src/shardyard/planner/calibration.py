@@ -219,6 +219,11 @@ class Calibration:
     """Measurements and their sources, a line each."""
 
 
+def is_scaled(calibration: Calibration | None) -> bool:
+    """Whether a measured step scales all predicted times."""
+    return calibration is not None and calibration.step_scale is not None
+
+
 def combined(parts: Sequence[Calibration]) -> Calibration:
     """Several measurements as one; of two of the same thing the later counts."""
     names = [name for name in Calibration.__dataclass_fields__ if name != "sources"]

@@ -1,9 +1,12 @@
 """A plan and the candidates of its search in words: as a page, a table or a comment shows them."""
 
+from collections.abc import Callable
+
 from shardyard.config.schema.recipe import Parallel
+from shardyard.planner.error_bands import SHARE
 from shardyard.planner.layouts import Candidate, Search
 from shardyard.planner.plan import Plan, layout_name
-from shardyard.planner.throughput import UNMEASURED
+from shardyard.planner.throughput import UNMEASURED, Range
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 
 Row = tuple[str, str, str]
@@ -76,9 +79,24 @@ def _speed(plan: Plan) -> Row:
     if rate is None:
         return ("speed", "-", plan.speed.reason)
     each = f"{rate / plan.layout.world_size:,.0f} a device"
+    if plan.tokens_per_s_band is not None:
+        each += f"; {band_words(plan.tokens_per_s_band, format_count)} {plan.units}/s"
+    if plan.speed.band is not None:
+        each += f", from {plan.speed.band.words()}"
     if plan.speed.unmeasured:
         each += f"; {unmeasured_words(plan.speed.unmeasured)}"
     return ("speed", f"{format_count(rate)}{mark_of(plan)} {plan.units}/s", each)
+
+
+def band_words(band: Range, form: Callable[[float], str]) -> str:
+    """``80 %: 20.1 k to 24.9 k``, each end as ``form`` writes it."""
+    return f"{SHARE * 100:.0f} %: {range_words(band, form)}"
+
+
+def range_words(band: Range, form: Callable[[float], str]) -> str:
+    """``20.1 k to 24.9 k``."""
+    low, high = map(form, band)
+    return f"{low} to {high}"
 
 
 def unmeasured_words(reason: str) -> str:
@@ -143,7 +161,11 @@ def _time_reason(plan: Plan) -> str:
     if plan.step_s is None:
         return length
     each = f"{length} of {format_seconds(plan.step_s)}"
-    return f"{each}, with start, saves and failures" if plan.advances else f"{each}: no end"
+    if not plan.advances:
+        return f"{each}: no end"
+    words = f"{each}, with start, saves and failures"
+    band = plan.wall_s_band
+    return words if band is None else f"{words}; {band_words(band, format_seconds)}"
 
 
 def phase_rows(plan: Plan) -> list[Row]:
@@ -168,6 +190,8 @@ def _price(plan: Plan) -> Row:
     if per_million is not None:
         parts.append(f"{format_usd(per_million)} per million {plan.units}")
     parts.append(plan.price.source)
+    if plan.usd_band is not None:
+        parts.append(band_words(plan.usd_band, format_usd))
     total = "-" if plan.usd is None else format_usd(plan.usd)
     return ("price", total, "; ".join(parts))
 

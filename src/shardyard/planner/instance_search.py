@@ -19,7 +19,7 @@ from shardyard.planner.effective_time import NoProgressError, RecoverySettings, 
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Candidate, Relief, search
-from shardyard.planner.throughput import UNMEASURED, Price
+from shardyard.planner.throughput import UNMEASURED, Price, Range
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -36,6 +36,8 @@ class ClusterQuote:
     failures: FailureForecast
     usd_per_hour: float
     """Price of its nodes, as they are rented, without spare ones."""
+    steps: int
+    """Optimizer steps of the run on this cluster."""
     unmeasured: str = ""
     """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
 
@@ -58,6 +60,24 @@ class ClusterQuote:
         return usd
 
     @property
+    def wall_s_band(self) -> Range | None:
+        """80 % band of the run's time."""
+        band = self.candidate.band
+        if band is None:
+            return None
+        return band.of_time(self.wall_s, steps_s=self.steps * self.candidate.step_s)
+
+    @property
+    def usd_band(self) -> Range | None:
+        """80 % band of its price."""
+        band = self.wall_s_band
+        return (
+            None
+            if band is None
+            else (self.usd * band[0] / self.wall_s, self.usd * band[1] / self.wall_s)
+        )
+
+    @property
     def mark(self) -> str:
         """Mark of an unmeasured time and price; empty if the products were timed."""
         return UNMEASURED if self.unmeasured else ""
@@ -71,6 +91,10 @@ class ClusterQuote:
             "devices": self.devices,
             "wall_s": self.wall_s,
             "usd": self.usd,
+            "bands": {
+                name: None if band is None else list(band)
+                for name, band in (("wall_s", self.wall_s_band), ("usd", self.usd_band))
+            },
             "usd_per_hour": self.usd_per_hour,
             "spare_nodes": self.failures.spare_nodes,
             "unmeasured": self.unmeasured or None,
@@ -226,7 +250,10 @@ def _quote(
     usd_per_hour: float,
 ) -> ClusterQuote:
     batch = work_on_devices(request.workload, cluster).global_batch
+    # With a batch per device a larger cluster needs fewer steps for the same samples.
+    steps = -(-request.steps * request.workload.global_batch // batch)
     return ClusterQuote(
+        steps=steps,
         instance=name,
         nodes=cluster.nodes,
         device=cluster.accelerator.name,
@@ -236,8 +263,7 @@ def _quote(
             nodes=cluster.nodes,
             devices=cluster.devices,
             step_s=candidate.step_s,
-            # With a batch per device a larger cluster needs fewer steps for the same samples.
-            steps=-(-request.steps * request.workload.global_batch // batch),
+            steps=steps,
             saving=SaveCost.of(
                 request.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
             ),

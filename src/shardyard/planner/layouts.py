@@ -23,8 +23,9 @@ from shardyard.config.rules.layout import (
 from shardyard.config.rules.model import falls_back_to_eager, is_fp8_legal
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import ClusterHardware
-from shardyard.planner.calibration import Calibration
+from shardyard.planner.calibration import Calibration, is_scaled
 from shardyard.planner.dispatch import Work, host_shortage_of, work_on_devices
+from shardyard.planner.error_bands import ErrorBand, error_band
 from shardyard.planner.images.layouts import ImageSpace
 from shardyard.planner.images.step import ImageStep
 from shardyard.planner.kernels import missing_rate
@@ -72,6 +73,8 @@ class Candidate:
     """Further overrides that it needs, such as ``memory.offload=optimizer``."""
     host_short: Fit | None = None
     """Says so if the hosts have too little memory for what waits there."""
+    band: ErrorBand | None = None
+    """Band of its speed; of the candidates that a search returns."""
 
     @property
     def fit(self) -> Fit:
@@ -82,6 +85,7 @@ class Candidate:
         """Plain values."""
         return {
             **asdict(self),
+            "tokens_per_s_band": self.band and list(self.band.of_rate(self.tokens_per_s)),
             "parts": self.parts._asdict(),
             "fits": self.fit.verdict,
             "reason": speed_reason(self),
@@ -226,13 +230,30 @@ def _search(
     match work_on_devices(workload, cluster):
         case Workload() as text:
             space = _TextSpace(text, cluster, calibration, is_broad=is_broad)
-            return _searched(text, space, cluster, best=best)
+            found = _searched(text, space, cluster, best=best)
+            return _with_bands(found, text, cluster, calibration)
         case ImageStep() as step:
             most = MOST_MICRO_BATCH if is_broad else USUAL_MICRO_BATCH
             images = ImageSpace(step, cluster, calibration, most=most)
             return _searched(step, images, cluster, best=best)
         case unknown:
             assert_never(unknown)
+
+
+def _with_bands(
+    found: Search, work: Workload, cluster: ClusterHardware, calibration: Calibration | None
+) -> Search:
+    """The same search, with the band of each speed that it returns."""
+    best = tuple(
+        replace(
+            each,
+            band=error_band(
+                work, cluster.accelerator, each.layout, is_scaled=is_scaled(calibration)
+            ),
+        )
+        for each in found.best
+    )
+    return replace(found, best=best)
 
 
 def _searched(

@@ -18,7 +18,7 @@ from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.cluster import ClusterHardware, default_cluster
 from shardyard.hardware.machine import Machine
-from shardyard.planner.calibration import Calibration
+from shardyard.planner.calibration import Calibration, is_scaled
 from shardyard.planner.cpu_memory import fit_on_cpu, on_cpu
 from shardyard.planner.dispatch import (
     AnyEstimate,
@@ -36,6 +36,7 @@ from shardyard.planner.dispatch import (
     work_of,
 )
 from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
+from shardyard.planner.error_bands import ErrorBand, error_band
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.images.step import Decoding, decoding_of
 from shardyard.planner.images.time import ImageEstimate
@@ -47,9 +48,11 @@ from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import (
     Peak,
     Price,
+    Range,
     Speed,
     peak_of,
     price_of,
+    range_sum,
     speed_of,
     sum_or_none,
 )
@@ -212,6 +215,33 @@ class Plan:
         return self.price.of(self.wall_s, nodes=self.nodes, spares=self.spare_nodes)
 
     @property
+    def tokens_per_s_band(self) -> Range | None:
+        """80 % band of the speed of all ranks."""
+        rate, band = self.speed.tokens_per_s, self.speed.band
+        return None if rate is None or band is None else band.of_rate(rate)
+
+    @property
+    def wall_s_band(self) -> Range | None:
+        """80 % band of the wall time: steps err with the speed; start and saves stay."""
+        if self.phases:
+            return range_sum(phase.wall_s_band for phase in self.phases)
+        band = self.speed.band
+        if self.wall_s is None or band is None:
+            return None
+        return band.of_time(self.wall_s, steps_s=self.seconds)
+
+    @property
+    def usd_band(self) -> Range | None:
+        """80 % band of the price of the run, at this price of an hour."""
+        if self.phases:
+            return range_sum(phase.usd_band for phase in self.phases)
+        band = self.wall_s_band
+        if band is None or self.usd is None or not self.wall_s:
+            return None
+        low_s, high_s = band
+        return self.usd * low_s / self.wall_s, self.usd * high_s / self.wall_s
+
+    @property
     def spare_nodes(self) -> int:
         """Nodes that wait for another to fail."""
         if self.phases:
@@ -287,6 +317,18 @@ class Plan:
             "usd": self.usd,
             "spare_nodes": self.spare_nodes,
             "usd_per_million_tokens": self.usd_per_million_tokens,
+            "bands": self.bands(),
+        }
+
+    def bands(self) -> dict[str, Range | None]:
+        """Return the 80 % bands of speed, time and price, ``[low, high]``; None: none is known."""
+        band = self.speed.band
+        times = {"step_s": self.step_s, "usd_per_million_tokens": self.usd_per_million_tokens}
+        return {
+            **{name: band.of_time(s) if band and s else None for name, s in times.items()},
+            "tokens_per_s": self.tokens_per_s_band,
+            "wall_s": self.wall_s_band,
+            "usd": self.usd_band,
         }
 
     @staticmethod
@@ -305,6 +347,9 @@ class Plan:
         fields["phases"] = tuple(Plan.from_json(phase) for phase in content.get("phases", ()))
         for name, kind in (("peak", Peak), ("speed", Speed), ("price", Price)):
             fields[name] = kind(**content[name])
+        if content["speed"].get("band"):
+            band = ErrorBand.from_json(content["speed"]["band"])
+            fields["speed"] = replace(fields["speed"], band=band)
         if content.get("decoding") is not None:
             fields["decoding"] = Decoding(**content["decoding"])
         if content["failures"] is not None:
@@ -343,6 +388,7 @@ def plan_recipe(
         devices_per_node=devices_per_node, nodes=nodes,
     )  # fmt: skip
     rate = None if timed is None else timed.tokens_per_s
+    band = error_band(workload, on.accelerator, layout, is_scaled=is_scaled(calibration))
     trained, frozen = parameters_of(workload)
     saved = checkpoint_bytes(recipe, shape)
     outlook, why_no_outlook, advances = _failures(
@@ -373,7 +419,7 @@ def plan_recipe(
         recompute=str(workload.recompute),
         seq_len=workload.seq_len,
         steps=steps,
-        speed=speed_of(rate, why_not, on.accelerator, workload.formats.compute, calibration),
+        speed=speed_of(rate, why_not, on.accelerator, workload.formats.compute, calibration, band),
         time=timed.terms if timed else (),
         price=price_of(on.cluster),
         checkpoint_bytes=saved,

@@ -283,4 +283,5 @@ def _numbers(plan: Plan) -> dict[str, Any]:
         "wall_s": plan.wall_s,
         "usd": plan.usd,
         "usd_per_million_tokens": plan.usd_per_million_tokens,
+        "bands": plan.bands(),
     }

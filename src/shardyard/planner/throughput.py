@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shardyard.config.layout import Layout
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.calibration import Calibration
+from shardyard.planner.error_bands import ErrorBand
 
 _Number = TypeVar("_Number", int, float)
 
@@ -33,65 +33,21 @@ class Speed:
     reason: str
     unmeasured: str = ""
     """Why the rate of products it rests on is no measurement; empty: somebody timed them."""
+    band: ErrorBand | None = None
+    """Factors between which 80 % of published runs of its kind lie; None: none was compared."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedError:
-    """Error of predicted tokens/s over published runs on one chip, none of which set a rate."""
-
-    chip: str
-    has_model_axes: bool
-    """Whether cp, tp, pp or ep split the model; without them, only data ranks."""
-    runs: int
-    mean: float
-    """Mean absolute error, as a share of the measured rate."""
-    most: float
-    """Error that nine runs in ten stay within."""
-    sources: tuple[str, ...]
-
-    def words(self) -> str:
-        """The error and what it is of."""
-        axes = "with model axes" if self.has_model_axes else "with data ranks only"
-        return (
-            f"{self.runs} published runs on {self.chip} {axes} ({', '.join(self.sources)}): off by "
-            f"{self.mean:.1%} on average, nine in ten within {self.most:.1%}; docs/accuracy.md"
-        )
+Range = tuple[float, float]
+"""Low and high end of a band."""
 
 
-_VTRAIN, _MOSAIC, _FMS, _TITAN = "vtrain-single", "mosaic-llm-foundry", "fms-fsdp", "torchtitan"
-_BRIDGE, _V100 = "megatron-bridge", "bigscience-v100"
-PUBLISHED_ERRORS = tuple(
-    PublishedError(chip=chip, has_model_axes=axes, runs=runs, mean=mean, most=most, sources=sources)
-    for chip, axes, runs, mean, most, sources in (
-        ("A100", False, 219, 0.074, 0.166, (_FMS, _MOSAIC, _TITAN, "torchtune", _VTRAIN)),
-        ("A100", True, 382, 0.101, 0.186, ("bigscience-tr11", "korthikanti", _VTRAIN)),
-        ("B200", False, 4, 0.047, 0.063, (_BRIDGE,)),
-        ("B200", True, 16, 0.338, 0.641, (_BRIDGE,)),
-        ("B300", True, 9, 0.519, 0.706, (_BRIDGE,)),
-        ("GB200", True, 34, 0.101, 0.209, (_BRIDGE,)),
-        ("GB300", False, 8, 0.110, 0.157, (_BRIDGE,)),
-        ("GB300", True, 29, 0.167, 0.312, (_BRIDGE,)),
-        ("H100", False, 48, 0.093, 0.238, (_FMS, _MOSAIC, "nemo", "torchao", _TITAN)),
-        ("H100", True, 44, 0.170, 0.275, (_BRIDGE, "nemo", _TITAN)),
-        ("MI300X", False, 4, 0.185, 0.282, ("torchao",)),
-        ("V100", False, 23, 0.944, 1.708, (_V100,)),
-        ("V100", True, 59, 0.303, 0.985, (_V100,)),
-    )
-)
-"""Rows of quality A and B of planner-accuracy-rows-20261129.csv and -more-rows-20261129.csv."""
-
-
-def published_error(device: str, layout: Layout) -> PublishedError | None:
-    """Return the error over published token runs of the same chip and kind of layout; None: none.
-
-    Args:
-        device: Name of the accelerator, which begins with its chip.
-    """
-    has_model_axes = max(layout.cp, layout.tp, layout.pp, layout.ep) > 1
-    key = device.partition(" ")[0], has_model_axes
-    return next(
-        (each for each in PUBLISHED_ERRORS if (each.chip, each.has_model_axes) == key), None
-    )
+def range_sum(ranges: Iterable[Range | None]) -> Range | None:
+    """Return the sums of the ends, as all err in one direction. None if one is not known."""
+    found = list(ranges)
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found):
+        return None
+    return sum(low for low, _ in known), sum(high for _, high in known)
 
 
 UNMEASURED = "*"
@@ -118,8 +74,9 @@ def speed_of(
     accelerator: Accelerator | None,
     number_format: str,
     calibration: Calibration | None,
+    band: ErrorBand | None,
 ) -> Speed:
-    """A predicted rate, or why there is none; and whether somebody timed what it rests on."""
+    """A predicted rate with its band, or why there is none; and whether its basis was timed."""
     if tokens_per_s is None:
         return Speed(tokens_per_s=None, reason=reason)
     # Only a measured product replaces the rate that the mark is about; links do not.
@@ -127,7 +84,7 @@ def speed_of(
     unmeasured = ""
     if accelerator is not None and not is_calibrated:
         unmeasured = accelerator.unmeasured(number_format)
-    return Speed(tokens_per_s=tokens_per_s, reason=SPEED_REASON, unmeasured=unmeasured)
+    return Speed(tokens_per_s=tokens_per_s, reason=SPEED_REASON, unmeasured=unmeasured, band=band)
 
 
 def peak_of(

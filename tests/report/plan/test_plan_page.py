@@ -24,6 +24,7 @@ from shardyard.report.document import Text
 from shardyard.report.plan.bars import MEMORY_COLOURS, TIME_COLOURS, memory_bars, time_bars
 from shardyard.report.plan.charts import draw_memory, draw_quotes
 from shardyard.report.plan.page import plan_page, tiles
+from shardyard.units import format_count, format_seconds, format_usd
 from tests.report.test_render import Page
 
 HOSTILE = "x\"><script>alert(1)</script><b>$\\frac$ & 'co"
@@ -161,7 +162,7 @@ def test_the_head_says_what_takes_ten_seconds_to_read() -> None:
     assert shown["tokens per second"][0] == "160 K"
     assert shown["tokens per second"][1].startswith("10 K a device, ")
     assert shown["expected failures"][1].startswith("one every ")
-    assert shown["time"][1] == "1,000 steps, with start, saves and failures"
+    assert shown["time"][1].startswith("1,000 steps, with start, saves and failures; 80 %: ")
     assert "an hour" in shown["price"][1] and "a million tokens" in shown["price"][1]
 
 
@@ -336,9 +337,19 @@ def test_the_page_leads_with_the_override_that_is_faster() -> None:
     assert f'<pre class="copy">{override}</pre>' in html
 
 
-def test_the_speed_has_the_error_of_published_runs_beside_it() -> None:
-    shown = {label: (value, below) for label, value, below in tiles(planned())}
+def test_speed_time_and_price_have_their_band_beside_them() -> None:
+    made = planned()
+    shown = {label: (value, below) for label, value, below in tiles(made)}
     value, below = shown["tokens per second"]
-    assert "nine in ten published runs within 24%" in below
-    assert isinstance(value, Text) and value.source.startswith("48 published runs on H100")
+    band, wall_s, usd = made.tokens_per_s_band, made.wall_s_band, made.usd_band
+    assert band is not None and wall_s is not None and usd is not None
+    assert below.endswith(f"80 %: {format_count(band[0])} to {format_count(band[1])}")
+    assert f"80 %: {format_seconds(wall_s[0])} to " in shown["time"][1]
+    assert f"80 %: {format_usd(usd[0])} to " in shown["price"][1]
+    assert isinstance(value, Text) and "published runs of this kind (Hopper" in value.source
+    html = whole_page()
+    best = found().best[0]
+    assert best.band is not None
+    low, high = best.band.of_rate(best.tokens_per_s)
+    assert f"{format_count(low)} to {format_count(high)}" in words(html)
     assert f'title="{value.source}"' in whole_page()

@@ -1,12 +1,19 @@
 """Machines that could be rented for a plan, and a dry run of its model, as blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardyard.config.schema.recipe import Parallel
 from shardyard.planner.dry_run import DryRun
-from shardyard.planner.format import candidate_name, settings_of, spare_words, unmeasured_words
+from shardyard.planner.format import (
+    candidate_name,
+    range_words,
+    settings_of,
+    spare_words,
+    unmeasured_words,
+)
 from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes
 from shardyard.planner.plan import Plan
+from shardyard.planner.throughput import Range
 from shardyard.report.document import (
     Block,
     Callout,
@@ -18,7 +25,7 @@ from shardyard.report.document import (
     Text,
     only_in,
 )
-from shardyard.units import format_bytes, format_seconds, format_usd
+from shardyard.units import ABSENT, format_bytes, format_seconds, format_usd
 
 
 def quotes_section(
@@ -36,7 +43,17 @@ def quotes_section(
     """
     if quotes is None:
         return None
-    heads = ["cluster", "devices", "#time", "#price", "+#an hour", "+#failures", "layout"]
+    heads = [
+        "cluster",
+        "devices",
+        "#time",
+        "+#80 % band",
+        "#price",
+        "+#80 % band",
+        "+#an hour",
+        "+#failures",
+        "layout",
+    ]
     words = (
         f"{quotes.considered} clusters can train it. Of those, no other is both cheaper and "
         f"faster than one of these {len(quotes.quotes)}:"
@@ -98,11 +115,17 @@ def _row(quote: ClusterQuote, selected: ClusterQuote | None) -> tuple[str, ...]:
         Text(f"{quote.nodes} x {quote.instance}", colour="orange" if quote == selected else "blue"),
         f"{quote.devices} x {quote.device}",
         f"{format_seconds(quote.wall_s)}{quote.mark}",
+        _range(quote.wall_s_band, format_seconds),
         f"{format_usd(quote.usd)}{quote.mark}",
+        _range(quote.usd_band, format_usd),
         format_usd(quote.usd_per_hour),
         f"{quote.failures.expected_failures:.2g}",
         candidate_name(quote.candidate),
     )
+
+
+def _range(band: Range | None, form: Callable[[float], str]) -> str:
+    return ABSENT if band is None else range_words(band, form)
 
 
 def _quote_text(quote: ClusterQuote) -> str:

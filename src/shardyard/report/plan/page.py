@@ -3,15 +3,17 @@
 Pure: a plan, and what a search and a comparison of offers found, in; values out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shardyard.config.schema.recipe import Parallel
 from shardyard.planner.failures import FailureForecast
 from shardyard.planner.format import (
+    band_words,
     candidate_name,
     fitting_words,
     headline,
     mark_of,
+    range_words,
     settings_of,
     spare_words,
     unmeasured_words,
@@ -21,7 +23,7 @@ from shardyard.planner.layouts import Candidate, Search, speed_reason
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, MemoryEstimate
 from shardyard.planner.plan import Plan, layout_name
 from shardyard.planner.plan_diff import Advice
-from shardyard.planner.throughput import published_error
+from shardyard.planner.throughput import Range
 from shardyard.report.document import (
     BarPart,
     Block,
@@ -194,15 +196,14 @@ def _rate(plan: Plan) -> tuple[str, str]:
     each = f"{format_count(rate / plan.layout.world_size)} a device"
     step = f", {format_seconds(plan.step_s)} a step" if plan.step_s is not None else ""
     rates = "; rate of products not measured" if plan.speed.unmeasured else ""
-    known = None if plan.unit == "image" else published_error(plan.device, plan.layout)
-    source = plan.speed.reason
-    if known is None:
-        source += f". No published run on {plan.device} with such a layout was compared."
-        error = ""
-    else:
-        source, error = known.words(), f"; nine in ten published runs within {known.most:.0%}"
-    value = Text(f"{format_count(rate)}{mark_of(plan)}", source=source)
-    return value, each + step + error + rates
+    band = plan.speed.band
+    basis = "no published run was compared" if band is None else f"band from {band.words()}"
+    value = Text(f"{format_count(rate)}{mark_of(plan)}", source=f"{plan.speed.reason}; {basis}")
+    return value, _with_band(each + step, plan.tokens_per_s_band, format_count) + rates
+
+
+def _with_band(words: str, band: Range | None, form: Callable[[float], str]) -> str:
+    return words if band is None else f"{words}; {band_words(band, form)}"
 
 
 def _mfu(plan: Plan) -> tuple[str, str]:
@@ -225,9 +226,11 @@ def _time_tile(plan: Plan) -> tuple[str, str]:
         return ABSENT, length
     wall = f"{format_seconds(plan.wall_s)}{mark_of(plan)}"
     if plan.failures is None:
-        return Text(wall, source="steps x time of a step"), f"{length}, without failures"
+        words = _with_band(f"{length}, without failures", plan.wall_s_band, format_seconds)
+        return Text(wall, source="steps x time of a step"), words
     source = f"by {plan.failures.method}: {plan.failures.method_reason}"
-    return Text(wall, source=source), f"{length}, with start, saves and failures"
+    words = f"{length}, with start, saves and failures"
+    return Text(wall, source=source), _with_band(words, plan.wall_s_band, format_seconds)
 
 
 def _price_tile(plan: Plan) -> tuple[str, str]:
@@ -241,6 +244,7 @@ def _price_tile(plan: Plan) -> tuple[str, str]:
         return ABSENT, words
     spares = spare_words(plan.spare_nodes)
     value = Text(f"{_short_usd(plan.usd)}{mark_of(plan)}", source=plan.price.source)
+    words = _with_band(words, plan.usd_band, _short_usd)
     return value, f"{words}{f', {spares}' if spares else ''}"
 
 
@@ -401,7 +405,7 @@ def layouts_section(
         blocks: list[Block] = list(_nearest(search, requested, enough))
         return PageSection("layouts", "Best layouts", [*blocks, *more])
     which = "The fastest:" if search.fits else "These are tight, the fastest first:"
-    heads = [f"#{plan.units}/s", "+#step", "+#MFU", "#full", "layout", "why"]
+    heads = [f"#{plan.units}/s", "+#80 % band", "+#step", "+#MFU", "#full", "layout", "why"]
     rows = [_layout_row(plan, candidate) for candidate in search.best]
     blocks = [Paragraph(f"{fitting_words(search)} {which}"), Table(heads, rows)]
     if words := _better(plan, search.best[0], "The first"):
@@ -428,8 +432,10 @@ def _layout_row(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
         full += f" {candidate.fit.verdict}"
     of = f"{format_bytes(candidate.device_bytes)} of {format_bytes(candidate.limit_bytes)}"
     this = " (this plan)" if is_planned(candidate, plan) else ""
+    band = candidate.band
     return (
         Text(f"{format_count(candidate.tokens_per_s)}{mark_of(plan)}", source=plan.speed.reason),
+        ABSENT if band is None else range_words(band.of_rate(candidate.tokens_per_s), format_count),
         f"{format_seconds(candidate.step_s)}{mark_of(plan)}",
         mfu,
         Text(full, source=of),
