@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shardyard.planner.memory import memory as memory_of
 from shardyard.planner.workload import ShardingPolicy, Workload, optimizer_bytes, workload_of
 from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import layout, workload
@@ -54,6 +55,8 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
         ({"name": "lars", "momentum": 0.9}, 4),
         ({"name": "lion"}, 4),
         ({"name": "lamb", "ema_decay": 0.999}, 8 + 4),
+        ({"module": "own:Lion", "module_states": ["exp_avg"]}, 4),
+        ({"module": "own:Lion"}, 8),
     ],
 )
 def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbytes: int) -> None:
@@ -120,3 +123,14 @@ def test_gradients_are_summed_in_the_format_that_the_recipe_names() -> None:
 )
 def test_recompute_arrives_and_named_modules_count_as_kept(given: Any, planned: object) -> None:
     assert of(memory={"recompute": given}).recompute == planned
+
+
+def test_a_plan_says_whether_the_states_of_the_users_own_optimizer_are_known() -> None:
+    unknown = of(optim={"module": "own:Lion", "lr": 0.1})
+    known = of(optim={"module": "own:Lion", "lr": 0.1, "module_states": ["exp_avg"]})
+    reasons = [
+        next(term.reason for term in memory_of(each).terms if term.name == "optimizer")
+        for each in (unknown, known)
+    ]
+    assert reasons[0].startswith("8 bytes each: 2 states assumed, as optim.module declares none: ")
+    assert reasons[1].startswith("4 bytes each: states of optim.module (exp_avg)")

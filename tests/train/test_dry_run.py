@@ -222,3 +222,9 @@ def test_sums_as_integers_are_refused_as_they_look_at_numbers() -> None:
     recipe = tiny(precision={"reduce": "exact"})
     with pytest.raises(RequestError, match=r"reduce=exact: a dry run .* Use precision.reduce=fp32"):
         dry_run(recipe, SHAPE, ONE_RANK)
+
+
+def test_an_optimizer_of_the_users_own_is_refused_as_it_takes_steps_with_numbers() -> None:
+    recipe = tiny(optim={"module": "own:Lion", "lr": 0.1})
+    with pytest.raises(RequestError, match=r"module=own:Lion: a dry run .* Use optim.name=adamw"):
+        dry_run(recipe, SHAPE, ONE_RANK)

@@ -89,6 +89,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     # the processes that build it know), and when to give up
     "optim.micro_batch",
     "optim.max_skipped_steps",
+    # for the plan; a checkpoint holds what the optimizer has
+    "optim.module_states",
 )
 
 MAY_CHANGE_FROM_AN_EARLIER_STEP = ("optim.lr", "optim.grad_clip")

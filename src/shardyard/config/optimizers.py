@@ -150,12 +150,44 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
 }
 
 
+UNDECLARED = ("undeclared 1", "undeclared 2")
+"""States that a plan counts for an optimizer of the user's own that declares none: as Adam's."""
+
+
+def _own_row(states: tuple[str, ...]) -> Optimizer:
+    """The row of an optimizer of the user's own.
+
+    Args:
+        states: Names of its states in a parameter's form.
+    """
+    return Optimizer(
+        state_tensors=tuple(Average(name=name, factor="module") for name in states),
+        counts_steps=False,
+        settings=("module_settings", "module_states"),
+        knows_lr=False,
+        typical_lr="1e-3",
+        weight_decay=0.0,
+        decay_reason="optim.module_settings has that of your optimizer",
+        needs_all=False,
+        moved_bytes=_ONE_PASS_BYTES,
+        update="shardyard.train.optimizers.own:OwnOptimizer",
+    )
+
+
 class OptimizerSettings(Protocol):
     """The ``optim`` section of a recipe."""
 
     @property
     def name(self) -> OptimizerName:
         """Name of the optimizer."""
+
+    @property
+    def module(self) -> str | None:
+        """Import path of an optimizer of the user's own; None: it is the named one."""
+
+    @property
+    def module_states(self) -> tuple[str, ...]:
+        """States that the user's own optimizer declares."""
 
 
 def optimizer_of(optim: OptimizerSettings) -> Optimizer:
@@ -164,6 +196,8 @@ def optimizer_of(optim: OptimizerSettings) -> Optimizer:
     Raises:
         LookupError: There is none of that name; there is no fallback to another.
     """
+    if optim.module is not None:
+        return _own_row(optim.module_states or UNDECLARED)
     if optim.name not in OPTIMIZERS:
         raise LookupError(f"no optimizer is called {optim.name!r}: {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[optim.name]
@@ -179,8 +213,10 @@ def state_tensor_names(optim: OptimizerSettings) -> tuple[str, ...]:
 
 
 def factors_of(optim: OptimizerSettings) -> dict[str, float]:
-    """Setting -> the slowest of the averages that it rules."""
-    found = {}
+    """Setting -> the slowest of the averages that it rules; none of the user's own optimizer."""
+    found: dict[str, float] = {}
+    if optim.module is not None:
+        return found
     for average in optimizer_of(optim).state_tensors:
         value = getattr(optim, average.factor)
         found[average.factor] = max(value) if isinstance(value, tuple) else value

@@ -70,6 +70,8 @@ def _own_block(of: Resolved, device: torch.device) -> tuple[Recipe, ModelShape] 
         return None
     if of.shape.block_parameters > _MOST_PARAMETERS or recipe.memory.offload != "none":
         return None
+    if recipe.optim.module is not None:  # the user's code is called in the run only
+        return None
     return recipe, replace(of.shape, num_hidden_layers=1, vocab_size=_VOCAB)
 
 

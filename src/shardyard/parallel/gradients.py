@@ -130,6 +130,8 @@ class ParamNorms:
             tied_across_stages: Names of parameters that two pipeline stages hold, equal on both.
         """
         names = params if names is None else names
+        self.is_split = len(names) > len(params) or any(map(_is_split, params.values()))
+        """Whether a rank holds parts of parameters, or only some of them."""
         self._device = next((param.device for param in params.values()), torch.device("cpu"))
         # every stage of a pipeline has experts, and as many in each block
         stacks = {name: param for name, param in params.items() if _is_stack(name, param)}
@@ -189,6 +191,13 @@ class ParamNorms:
                 torch.tensor(shares, dtype=torch.float64, device=self._device),
             )
         return self._cache[names]
+
+
+def _is_split(param: Tensor) -> bool:
+    if not isinstance(param, DTensor):
+        return False
+    sizes = zip(param.placements, param.device_mesh.shape, strict=True)
+    return any(size > 1 and not placement.is_replicate() for placement, size in sizes)
 
 
 def _of_experts(name: str) -> bool:

@@ -496,7 +496,7 @@ def _terms(w: Workload, stage: int, need: MemoryBreakdown) -> tuple[Term, ...]:
         "parameters": f"{formats.weight_bytes:g} bytes each{frozen}{where},{split or ' not split'}",
         "gradients": f"{formats.gradient_bytes:g} bytes each"
         + (over if splits_gradients(w) else ", whole on every rank"),
-        "optimizer": f"{formats.optimizer_bytes:g} bytes each: moments"
+        "optimizer": f"{formats.optimizer_bytes:g} bytes each: {formats.optimizer_reason}"
         + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
         "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",
         "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",

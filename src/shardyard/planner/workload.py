@@ -75,6 +75,8 @@ class Formats:
     """The gradient that is held from pass to pass, split by zero 2."""
     optimizer_bytes: float
     """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
+    optimizer_reason: str = "moments"
+    """Words for what these are."""
     reduce_bytes: float
     """The gradient on the wire."""
     update_bytes: float = 40
@@ -275,6 +277,7 @@ def formats_of(recipe: Recipe) -> Formats:
         if recipe.precision.reduce == "exact"
         else 4,  # integers until they are summed
         optimizer_bytes=optimizer_bytes(recipe),
+        optimizer_reason=_optimizer_reason(recipe),
         # An average is read and written, and the weight is read once more for it.
         update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
         reduce_bytes=REDUCE_BYTES[recipe.precision.reduce],
@@ -305,6 +308,18 @@ def optimizer_bytes(recipe: Recipe) -> int:
     """State of a parameter that zero 1 splits, and its own average."""
     states = len(state_tensor_names(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]
     return states + _average_bytes(recipe)
+
+
+def _optimizer_reason(recipe: Recipe) -> str:
+    optim = recipe.optim
+    if optim.module is None:
+        return "moments"
+    if optim.module_states:
+        return f"states of optim.module ({', '.join(optim.module_states)})"
+    return (
+        f"{len(state_tensor_names(optim))} states assumed, as optim.module declares none: name "
+        "them in optim.module_states"
+    )
 
 
 def _average_bytes(recipe: Recipe) -> int:

@@ -81,6 +81,12 @@ def dry_run(
             "its largest gradients. Use precision.reduce=fp32: gradients then take 4 bytes of a "
             "parameter where exact takes 8; all else is the same."
         )
+    if recipe.optim.module is not None:
+        raise RequestError(
+            f"optim.module={recipe.optim.module}: a dry run has sizes and no numbers, and your "
+            "optimizer takes trial steps with numbers. Use optim.name=adamw here: its states take "
+            "8 bytes of a parameter."
+        )
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
     phases = _Phases(on_phase, passes=passes)

@@ -20,7 +20,14 @@ from shardyard.parallel.gradients import ParamNorms, local_part, placed_like, sq
 from shardyard.parallel.low_precision import DTYPES, LowPrecisionCopies
 from shardyard.torch_private import foreach_copy_
 from shardyard.train.optimizer_offload import GRADIENT, MOVED_ELEMENTS, WEIGHT, StatesOnHost
-from shardyard.train.optimizers import MakeUpdate, State, Update, make_one_pass, make_update
+from shardyard.train.optimizers import (
+    KeepsStates,
+    MakeUpdate,
+    State,
+    Update,
+    make_one_pass,
+    make_update,
+)
 
 _WIDENED_ELEMENTS = 2**26
 """Parameters whose state is fp32 at a time: 512 MiB of AdamW's, or those of one larger shard."""
@@ -83,9 +90,15 @@ class ShardOptimizer:
             )
         dtype = DTYPES[states]
         self._on_host = on_host
-        self._states = {
-            name: _zero_state(shard, optim, dtype, on_host) for name, shard in self._shards.items()
-        }
+        if isinstance(self._update, KeepsStates):
+            self._saved_states: Mapping[str, State] = self._update.states
+            self._states: dict[str, State] = {name: {} for name in self._shards}
+        else:
+            self._states = {
+                name: _zero_state(shard, optim, dtype, on_host)
+                for name, shard in self._shards.items()
+            }
+            self._saved_states = self._states
         limit = self._update.most_elements
         if dtype != torch.float32:
             limit = min(limit, widened_elements)
@@ -168,7 +181,7 @@ class ShardOptimizer:
         tensors: dict[str, Tensor] = {}
         for name, param in self._params.items():
             tensors[f"model.{name}"] = param.detach()
-            for key, value in self._states.get(name, {}).items():
+            for key, value in self._saved_states.get(name, {}).items():
                 tensors[f"optim.{key}.{name}"] = placed_like(param, value)
         return tensors
 

@@ -74,6 +74,20 @@ PROBLEMS = [
         ["task.loss=own:focal", "model.preset=mixtral-tiny"],
         "task.loss=own:focal replaces the loss that a mixture's router losses are shares of",
     ),
+    (["optim.module=own:Gone", "optim.lr=1"], "defines no Gone. It has focal, one"),
+    (["optim.module=own:one"], "Give one; 1e-3 is a usual start for own:one."),
+    (["optim.module=own:one", "optim.name=sgd"], "sgd and optim.module=own:one each name an"),
+    (
+        ["optim.module=own:one", "optim.betas=[0.9, 0.99]"],
+        "optim.betas=[0.9, 0.99] is read by Shardyard's own optimizers only. Give it to yours: "
+        "optim.module_settings={betas: [0.9, 0.99]}.",
+    ),
+    (["optim.module_settings={a: 1}"], "optim.module_settings: is for optim.module, and the"),
+    (["optim.module_states=[a]"], "optim.module_states: is for optim.module, and the recipe"),
+    (["optim.module=own:one", "optim.module_settings={lr: 1}"], "Leave it out, and set optim.lr."),
+    (["optim.module=own:one", "precision.optimizer_states=bf16"], "of your own chooses the format"),
+    (["optim.module=own:one", "precision.reduce=exact"], "=exact cuts shards into pieces"),
+    (["optim.module=own:one", "memory.offload=optimizer"], "=optimizer moves states, and those"),
 ]  # fmt: skip
 
 
@@ -96,6 +110,12 @@ def test_a_problem_names_file_line_and_call(settings: list[str], words: str) -> 
 def test_functions_that_can_be_called_pass(name: str) -> None:
     settings = ["model.preset=llama-tiny", f"task.loss=own:{name}", "run.target={made: 1}"]
     check(load_recipe([], [*settings, "task.metrics=[own:made]"]))
+
+
+def test_an_optimizer_may_be_a_class_or_a_function_and_torchs() -> None:
+    given = ["model.preset=llama-tiny", "optim.lr=1", "optim.module_states=[exp_avg]"]
+    for path in ("own:made", "own:focal", "torch.optim:RAdam"):
+        check(load_recipe([], [*given, f"optim.module={path}"]))
 
 
 def test_a_node_checks_a_recipe_before_it_unpacks_the_code() -> None:

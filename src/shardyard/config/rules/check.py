@@ -243,10 +243,10 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
     if not row.knows_lr and optim.lr == "auto":
         known = " and ".join(name for name, other in OPTIMIZERS.items() if other.knows_lr)
         text = f"=auto is known for {known} only. Give one; {row.typical_lr} is a usual start for"
-        yield Problem("optim.lr", f"{text} {optim.name}.")
+        yield Problem("optim.lr", f"{text} {optim.module or optim.name}.")
     for key in sorted(optim.model_fields_set):
         readers = readers_of(key)
-        if readers and optim.name not in readers:
+        if readers and optim.name not in readers and optim.module is None:
             text = f"={getattr(optim, key)} is a setting of {' and '.join(readers)}"
             reads = " and ".join(row.settings) or "none that others do not read"
             text = f"{text}; optim.name is {optim.name}, which reads {reads}. Leave it out."

@@ -22,6 +22,11 @@ METRIC = Contract(
     returns="a value for each sample, a tensor (samples,); or two such tensors, sums and counts, "
     "whose totals are divided once",
 )
+OPTIMIZER = Contract(
+    call="optimizer(params, lr=..., **optim.module_settings)",
+    arguments=None,
+    returns="a torch.optim.Optimizer of all params",
+)
 
 
 def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
@@ -31,6 +36,8 @@ def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
         named["task.loss"] = (recipe.task.loss, LOSS)
     for path in recipe.task.metrics:
         named[f"task.metrics.{own_metric_name(path)}"] = (path, METRIC)
+    if recipe.optim.module is not None:
+        named["optim.module"] = (recipe.optim.module, OPTIMIZER)
     return named
 
 
@@ -45,6 +52,7 @@ def check_own_code(recipe: Recipe) -> Iterable[Problem]:
     yield from _check_metric_names(recipe)
     if recipe.task.loss is not None or recipe.task.metrics:
         yield from _check_objective(recipe)
+    yield from _check_optimizer(recipe)
 
 
 def _check_metric_names(recipe: Recipe) -> Iterable[Problem]:
@@ -93,3 +101,45 @@ def _check_objective(recipe: Recipe) -> Iterable[Problem]:
     if recipe.task.label_smoothing:
         text = f"={task.label_smoothing} smooths the task's own loss. Smooth in task.loss, use 0."
         yield Problem("task.label_smoothing", text)
+
+
+_OF_OPTIMIZERS = (
+    "betas", "eps", "weight_decay", "decay_vectors", "momentum", "nesterov", "trust_coefficient",
+)  # fmt: skip
+"""Settings of ``optim`` that only Shardyard's own optimizers read."""
+
+
+def _check_optimizer(recipe: Recipe) -> Iterable[Problem]:
+    """Settings that an optimizer of the user's own would not read, or that need ours."""
+    optim, given = recipe.optim, recipe.optim.model_fields_set
+    if optim.module is None:
+        for key in ("module_settings", "module_states"):
+            if getattr(optim, key):
+                text = "is for optim.module, and the recipe has none. Set it, or leave this out."
+                yield Problem(f"optim.{key}", text)
+        return
+    if "name" in given:
+        text = f"={optim.name} and optim.module={optim.module} each name an optimizer. Keep one."
+        yield Problem("optim.name", text)
+    for key in _OF_OPTIMIZERS:
+        if key in given:
+            value = getattr(optim, key)
+            shown = list(value) if isinstance(value, tuple) else value
+            text = f"={shown} is read by Shardyard's own optimizers only. Give it to yours: "
+            yield Problem(f"optim.{key}", f"{text}optim.module_settings={{{key}: {shown}}}.")
+    for key in ("params", "lr"):
+        if key in optim.module_settings:
+            text = f"has {key}, which the optimizer gets anyway. Leave it out"
+            rate = ", and set optim.lr." if key == "lr" else "."
+            yield Problem("optim.module_settings", f"{text}{rate}")
+    precision, offload = recipe.precision, recipe.memory.offload
+    what = "an optimizer of your own"
+    if precision.optimizer_states != "fp32":
+        text = f"={precision.optimizer_states}: {what} chooses the format of its states. Use fp32."
+        yield Problem("precision.optimizer_states", text)
+    if precision.reduce == "exact":
+        text = f"=exact cuts shards into pieces that {what} does not know. Use fp32."
+        yield Problem("precision.reduce", text)
+    if offload in ("optimizer", "params"):
+        text = f"={offload} moves states, and those of {what} stay where it made them. Use none."
+        yield Problem("memory.offload", text)

@@ -174,6 +174,14 @@ class Optim(Section):
 
     name: OptimizerName = "adamw"
     """Optimizer. Settings that it does not use are rejected."""
+    module: str | None = None
+    """Your own `torch.optim.Optimizer`, instead of optim.name: package.module:class, or a function
+    of (params, lr) that returns one (docs/tutorials/own-code.md)."""
+    module_settings: dict[str, Any] = Field(default={})
+    """Further arguments of optim.module, such as {weight_decay: 0.1}."""
+    module_states: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of the states that optim.module holds in the shape of a parameter, for the plan. []:
+    two are assumed."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Peak learning rate. auto: by model size and whether weights are loaded."""
     betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)

@@ -96,7 +96,7 @@ def _terms(step: ImageStep, part_index: int) -> tuple[Term, ...]:
         "gradients": (gradients, f"{formats.gradient_bytes:g} bytes each,{split}"),
         "optimizer": (
             optimizer_state_bytes(step, held),
-            f"{formats.optimizer_bytes:g} bytes each,{split}",
+            f"{formats.optimizer_bytes:g} bytes each: {formats.optimizer_reason},{split}",
         ),
         "gathered parameters": (gathered, f"in {formats.compute}, as they are computed with"),
         "unreduced gradients": (

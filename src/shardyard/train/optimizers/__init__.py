@@ -6,7 +6,7 @@ parameter it asks for it once a step (``parallel/gradients.py``).
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -52,6 +52,14 @@ class Update(Protocol):
 
     def finish(self) -> None:
         """All shards have been given. Afterwards none has a gradient."""
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """An update that keeps its states itself, in forms that only it knows."""
+
+    states: Mapping[str, State]
+    """Name of a shard -> tensors that a checkpoint holds, as they are after each step."""
 
 
 MakeUpdate = Callable[[Mapping[str, nn.Parameter]], Update]
