@@ -119,3 +119,26 @@ def _append(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             optimizer.state[param].setdefault("losses", []).append(1.0)
+
+
+def rising(step: float, steps: int) -> float:
+    """A schedule: it rises to the peak by a tenth of it, then falls linearly to nothing."""
+    return min(step / (steps / 10), (steps - step) / (steps * 0.9))
+
+
+def negative(step: float, steps: int) -> float:
+    """A mistake: no factor."""
+    return (steps / 2 - step) / steps
+
+
+class Counting:
+    """A mistake: it counts its calls."""
+
+    calls = 0
+
+    def __call__(self, step: float, steps: int) -> float:  # noqa: ARG002
+        self.calls += 1
+        return 1 / self.calls
+
+
+counting = Counting()

@@ -19,7 +19,7 @@ from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED, Loop
-from shardyard.train.optim import ShardOptimizer
+from shardyard.train.optim import OwnSchedule, ShardOptimizer, lr_at
 from shardyard.train.run import train
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
@@ -139,6 +139,41 @@ def test_a_mistake_names_the_class_and_the_fix(
     assert "optim.module=" in str(caught.value)
 
 
+def _schedule(name: str) -> OwnSchedule:
+    return OwnSchedule(Optim(schedule_module=f"{OWN}:{name}", lr=0.1, decay_steps=20))
+
+
+def test_a_schedule_is_a_factor_of_the_peak_at_each_step_as_lambda_lr_has_it() -> None:
+    optim = Optim(schedule_module=f"{OWN}:rising", lr=0.1, decay_steps=20, schedule_from=0)
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        theirs, lambda step: own_optimizers.rising(step, 20)
+    )
+    own = OwnSchedule(optim)
+    for step in range(1, 21):
+        assert lr_at(step, optim, own=own) == theirs.param_groups[0]["lr"]
+        theirs.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gone", "has no gone. Define it: it is called as schedule(step, steps)."),
+        ("negative", "returned -0.5 (for step 20 of 20). It is called as schedule(step, steps)"),
+        ("nothing", "returned None (for step 1 of 20)"),
+        ("counting", "other factors when it was asked again"),
+        ("half", "failed at "),
+    ],
+)
+def test_a_mistake_of_a_schedule_names_the_step_and_what_it_must_return(
+    name: str, words: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        _schedule(name)
+    assert words in str(caught.value), str(caught.value)
+
+
 # On processes -------------------------------------------------------------------------------------
 
 
@@ -152,8 +187,8 @@ def sections(processes: int = 1, *, kind: str = "Lion", **layout: Any) -> dict[s
         "run": {"steps": STEPS},
         "optim": {
             "module": f"{OWN}:{kind}", "module_settings": {"weight_decay": DECAY}, "lr": LR,
-            "schedule": "linear", "warmup_steps": 0, "decay_steps": 10, "min_lr_ratio": 0.0,
-            "global_batch": BATCH, "micro_batch": 2,
+            "schedule_module": f"{OWN}:rising", "decay_steps": 10,
+            "global_batch": BATCH, "micro_batch": 2, "warmup_steps": "auto",
         },
         "parallel": layout,
         "checkpoint": {"every": 100},
@@ -168,7 +203,9 @@ def _plain(training: Any) -> tuple[list[tuple[float, float]], dict[str, Tensor]]
         {name: whole(training.tensors[f"model.{name}"]).clone() for name in names}, strict=False
     )
     optimizer = own_optimizers.Lion(model.parameters(), lr=LR, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - (done + 1) / 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: own_optimizers.rising(done + 1, 10)
+    )
     found = []
     for step in range(STEPS):
         batch = training.train_source.micro_batch(range(step * BATCH, (step + 1) * BATCH), BATCH)

@@ -533,6 +533,8 @@ def _weight_decay(draft: Draft) -> tuple[float, str]:
 
 def _warmup_steps(draft: Draft) -> tuple[int, str]:
     optim = draft.recipe.optim
+    if optim.schedule_module is not None:
+        return 0, "optim.schedule_module decides all factors"
     if optim.warmup_epochs is not None:
         samples = Fraction(str(optim.warmup_epochs)) * draft.train_samples
         return round(samples / draft.global_batch), f"{optim.warmup_epochs:g} epochs"

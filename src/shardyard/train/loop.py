@@ -29,7 +29,7 @@ from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import WorkerPhase
 from shardyard.train.loss_scaling import LEAST
-from shardyard.train.optim import flip_bit, inject_nan, lr_at
+from shardyard.train.optim import OwnSchedule, flip_bit, inject_nan, lr_at
 from shardyard.train.pauses import RunningClock
 from shardyard.train.profile import NO_PROFILES, Profiling
 from shardyard.train.state import checkpoint_values
@@ -81,7 +81,9 @@ class Loop:
             router_aux_loss=self.recipe.model.router_aux_loss,
         )
         self._profile_requested = False
-        self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
+        optim = self.recipe.optim
+        self._batch = Batch.of(optim, devices=training.world_size)
+        self._schedule = None if optim.schedule_module is None else OwnSchedule(optim)
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
@@ -162,7 +164,7 @@ class Loop:
         epoch = self.progress.position / self.training.train_source.num_samples
         # In steps of the first batch: the schedule follows the samples read on any devices.
         lr = self._batch.lr_factor * lr_at(
-            position / self._batch.first, self.recipe.optim, epoch=epoch
+            position / self._batch.first, self.recipe.optim, epoch=epoch, own=self._schedule
         )
         # Asked once a step: the answer travels in its all-reduce, and all ranks act on one answer.
         drain = self.training.hooks.drain_requested()

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.config.optimizers import optimizer_of, state_tensor_names
+from shardyard.config.rules.own_code import SCHEDULE
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.local_shard import parameter_of
+from shardyard.own_code import load_own
 from shardyard.parallel.gradients import ParamNorms, local_part, placed_like, square_sum
 from shardyard.parallel.low_precision import DTYPES, LowPrecisionCopies
 from shardyard.torch_private import foreach_copy_
@@ -252,7 +254,45 @@ def _remaining(done: float, shape: Literal["linear", "cosine", "1-sqrt"]) -> flo
             assert_never(shape)
 
 
-def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
+class OwnSchedule:
+    """The user's own schedule, ``optim.schedule_module``: a factor of the peak for each step."""
+
+    def __init__(self, optim: Optim) -> None:
+        """Import it, and ask it for some steps, in order and backwards.
+
+        Raises:
+            RequestError: It cannot be imported, fails, returns no factor, or other ones when it is
+                asked again: a resume could not continue with it.
+        """
+        assert optim.schedule_module is not None
+        self._function = load_own("optim.schedule_module", optim.schedule_module, SCHEDULE)
+        self._steps = int(optim.decay_steps)
+        asked = sorted({1, 2, 3, max(1, self._steps // 2), self._steps})
+        factors = [self.factor(step) for step in asked]
+        again = [self.factor(step) for step in reversed(asked)]
+        if factors != again[::-1]:
+            raise self._function.returned(
+                factors, f"other factors when it was asked again, {again[::-1]}"
+            )
+
+    def factor(self, step: float) -> float:
+        """Factor of the peak at a step, counted as ``lr_at`` does.
+
+        Raises:
+            RequestError: The function fails, or returns no factor.
+        """
+        whole = int(step) if step == int(step) else step
+        found = self._function(whole, self._steps)
+        if isinstance(found, Tensor) and found.numel() == 1:
+            found = found.item()
+        if not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise self._function.returned(found, f"for step {whole} of {self._steps}")
+        return float(found)
+
+
+def lr_at(
+    step: float, optim: Optim, *, epoch: float = 0.0, own: OwnSchedule | None = None
+) -> float:
     """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
 
     Needs resolved settings. The warm-up reaches the peak at step ``warmup_steps``; the decay
@@ -261,8 +301,11 @@ def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     Args:
         step: No whole number where the batch follows the devices and has changed with them.
         epoch: Passes over the data that were complete, and what share of the next, when it began.
+        own: The user's own schedule, which decides alone; None: the recipe's.
     """
     step = max(0.0, step - 1 + optim.schedule_from)
+    if own is not None:
+        return float(optim.lr) * own.factor(step)
     peak, warmup, end = float(optim.lr), int(optim.warmup_steps), int(optim.decay_steps)
     if step <= warmup:
         return peak * step / warmup if warmup else peak

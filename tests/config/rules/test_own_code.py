@@ -86,6 +86,12 @@ PROBLEMS = [
     (["optim.module_states=[a]"], "optim.module_states: is for optim.module, and the recipe"),
     (["optim.module=own:one", "optim.module_settings={lr: 1}"], "Leave it out, and set optim.lr."),
     (["optim.module=own:one", "precision.optimizer_states=bf16"], "of your own chooses the format"),
+    (["optim.schedule_module=own:one"], "own.py:9: one takes outputs, and it is called as sched"),
+    (
+        ["optim.schedule_module=own:focal", "optim.warmup_steps=5"],
+        "optim.warmup_steps=5 is not read with optim.schedule_module=own:focal, which decides",
+    ),
+    (["optim.schedule_module=own:focal", "optim.schedule=linear"], "optim.schedule=linear is not"),
     (["optim.module=own:one", "precision.reduce=exact"], "=exact cuts shards into pieces"),
     (["optim.module=own:one", "memory.offload=optimizer"], "=optimizer moves states, and those"),
 ]  # fmt: skip

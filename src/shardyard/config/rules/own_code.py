@@ -27,6 +27,12 @@ OPTIMIZER = Contract(
     arguments=None,
     returns="a torch.optim.Optimizer of all params",
 )
+SCHEDULE = Contract(
+    call="schedule(step, steps)",
+    arguments=2,
+    returns="a factor of optim.lr, a finite number of at least 0, that depends only on the two: "
+    "the step (1 is the first) and optim.decay_steps",
+)
 
 
 def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
@@ -38,6 +44,8 @@ def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
         named[f"task.metrics.{own_metric_name(path)}"] = (path, METRIC)
     if recipe.optim.module is not None:
         named["optim.module"] = (recipe.optim.module, OPTIMIZER)
+    if recipe.optim.schedule_module is not None:
+        named["optim.schedule_module"] = (recipe.optim.schedule_module, SCHEDULE)
     return named
 
 
@@ -53,6 +61,7 @@ def check_own_code(recipe: Recipe) -> Iterable[Problem]:
     if recipe.task.loss is not None or recipe.task.metrics:
         yield from _check_objective(recipe)
     yield from _check_optimizer(recipe)
+    yield from _check_schedule(recipe)
 
 
 def _check_metric_names(recipe: Recipe) -> Iterable[Problem]:
@@ -143,3 +152,24 @@ def _check_optimizer(recipe: Recipe) -> Iterable[Problem]:
     if offload in ("optimizer", "params"):
         text = f"={offload} moves states, and those of {what} stay where it made them. Use none."
         yield Problem("memory.offload", text)
+
+
+_OF_SCHEDULES = (
+    "schedule", "warmup_steps", "warmup_share", "warmup_epochs", "min_lr_ratio", "milestones",
+    "milestone_factor", "poly_power", "decay_share", "decay_shape",
+)  # fmt: skip
+"""Settings of ``optim`` that only Shardyard's own schedules read."""
+
+
+def _check_schedule(recipe: Recipe) -> Iterable[Problem]:
+    """Settings of a schedule that a function of the user's own would not read."""
+    optim = recipe.optim
+    if optim.schedule_module is None:
+        return
+    for key in _OF_SCHEDULES:
+        if key in optim.model_fields_set and getattr(optim, key) not in (None, "auto"):
+            value = getattr(optim, key)
+            shown = list(value) if isinstance(value, tuple) else value
+            text = f"={shown} is not read with optim.schedule_module={optim.schedule_module}, "
+            text += "which decides all factors. Leave it out."
+            yield Problem(f"optim.{key}", text)

@@ -175,13 +175,14 @@ class Optim(Section):
     name: OptimizerName = "adamw"
     """Optimizer. Settings that it does not use are rejected."""
     module: str | None = None
-    """Your own `torch.optim.Optimizer`, instead of optim.name: package.module:class, or a function
-    of (params, lr) that returns one (docs/tutorials/own-code.md)."""
-    module_settings: dict[str, Any] = Field(default={})
-    """Further arguments of optim.module, such as {weight_decay: 0.1}."""
+    """Your own optimizer, instead of optim.name: package.module:class, or a function of (params,
+    lr) (docs/tutorials/own-code.md)."""
+    module_settings: Annotated[dict[str, Any], Field(description="its arguments")] = Field(
+        default={}
+    )
+    """Arguments of optim.module, such as {weight_decay: 0.1}."""
     module_states: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Names of the states that optim.module holds in the shape of a parameter, for the plan. []:
-    two are assumed."""
+    """States that optim.module holds in a parameter's shape, for the plan. []: two."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Peak learning rate. auto: by model size and whether weights are loaded."""
     betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)
@@ -214,6 +215,8 @@ class Optim(Section):
     """Share of optim.decay_steps, at its end, in which schedule wsd decays."""
     decay_shape: Literal["linear", "cosine", "1-sqrt"] = "linear"
     """Form of the decay of schedule wsd. 1-sqrt: as arXiv:2405.18392."""
+    schedule_module: str | None = None
+    """Your own schedule instead: a function of (step, steps) that returns a factor of optim.lr."""
     milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
     """Epochs at which schedule step lowers the learning rate."""
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
