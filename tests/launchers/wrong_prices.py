@@ -121,7 +121,9 @@ def _(desk: PricesDesk) -> int:
 )
 def _(desk: PricesDesk) -> int:
     block = ("cluster.capacity=block:cr-0123456789abcdef0", "cluster.block_ends=2099-01-01T11:30Z")
-    return desk.launch(*_P5, *block, "optim.global_batch=16", "launch.max_usd=5")
+    # the table has a price of p5 and none of p5.4xlarge, whose price depends on the region
+    small = ("cluster.instance=p5.4xlarge", *_P5[1:])
+    return desk.launch(*small, *block, "optim.global_batch=16", "launch.max_usd=5")
 
 
 @row(
