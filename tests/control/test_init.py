@@ -17,7 +17,7 @@ from shardyard.control.init import (
     with_model,
 )
 from shardyard.control.init_text import TO_FILL_IN, commands_of, text_of, write
-from shardyard.errors import CapacityError, RequestError, StorageError
+from shardyard.errors import CapacityError, RecipeError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
 
@@ -64,6 +64,7 @@ def test_a_model_of_no_family_becomes_a_recipe_that_trains_with_auto(tmp_path: P
 # --- the table ----------------------------------------------------------------------------------
 
 
+PLANNED_ONLY = [name for name, preset in PRESETS.items() if preset.shape.is_planned_only]
 CASES = [
     pytest.param(
         model,
@@ -71,7 +72,7 @@ CASES = [
         # each preset at one place; all pairs take minutes
         marks=pytest.mark.system if at == number % len(PLACES) else pytest.mark.slow,
     )
-    for number, model in enumerate(PRESETS)
+    for number, model in enumerate(name for name in PRESETS if name not in PLANNED_ONLY)
     for at, place in enumerate(PLACES)
 ]
 
@@ -100,6 +101,12 @@ def test_every_preset_makes_a_recipe_that_loads_and_plans_wherever_it_fits(
     assert plan["memory_bytes"] == draft.planned.plan.memory_bytes
     assert plan["layout"] == plan["search"]["best"][0]["layout"]
     assert plan["step_s"] == pytest.approx(plan["search"]["best"][0]["step_s"])
+
+
+@pytest.mark.parametrize("model", PLANNED_ONLY)
+def test_a_model_that_can_only_be_planned_is_rejected(model: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=f"model.preset={model}: .* planned, not trained yet"):
+        with_model(blank(tmp_path / "recipe.yaml"), model)
 
 
 def test_the_usual_answers_make_a_recipe_for_this_machine() -> None:
