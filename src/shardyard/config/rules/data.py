@@ -34,7 +34,7 @@ MAPPINGS = frozenset(
         "launch.aws_batch.tags", "launch.env", "launch.kubernetes.annotations",
         "launch.kubernetes.labels", "launch.kubernetes.node_selector",
         "launch.kubernetes.side_node_selector",
-        "launch.slurm.options", "run.origins", "run.tags", "secrets",
+        "launch.slurm.options", "optim.module_settings", "run.origins", "run.tags", "secrets",
     }
 )  # fmt: skip
 """Settings whose keys are the user's own names."""
