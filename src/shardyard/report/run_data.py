@@ -38,7 +38,7 @@ class ImagePrediction:
     label: str
     predicted: str
     probability: float
-    """Of the predicted class, 0 to 1."""
+    """Probability of the predicted class, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

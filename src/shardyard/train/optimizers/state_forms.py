@@ -24,9 +24,9 @@ class Form:
     """Whether it has the shape of the parameter, and so is split as that is."""
     dtype: torch.dtype
     device: torch.device
-    """Of a state of one number; others are where the parameter is."""
+    """Device of a state of one number; others are where the parameter is."""
     shape: tuple[int, ...] = ()
-    """Of a tensor of one number, as the optimizer holds it."""
+    """Shape of a tensor of one number, as the optimizer holds it."""
     number: type[int | float | bool] | None = None
     """Type of a Python number; None: it is a tensor."""
 

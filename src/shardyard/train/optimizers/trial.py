@@ -125,7 +125,7 @@ class _Trial:
     kind: OwnKind
     weights: tuple[Tensor, ...]
     gradients: tuple[tuple[Tensor, ...], ...]
-    """Of each step."""
+    """Gradients of each step, one for each weight."""
 
     @staticmethod
     def of(kind: OwnKind, device: torch.device) -> "_Trial":
