@@ -193,7 +193,12 @@ def test_a_part_that_was_begun_twice_is_paid_from_the_first_time(tmp_path: Path)
 
 def test_a_price_that_nobody_knows_is_said_beside_the_sum() -> None:
     block = read_cluster_spec(
-        [*DESCRIBED, "nodes.capacity=block:cr-0123456789abcdef0", "nodes.count=1"]
+        [
+            *DESCRIBED,
+            "nodes.instance=g6e.48xlarge",
+            "nodes.count=1",
+            "nodes.capacity=block:cr-0123456789abcdef0",
+        ]
     )
     bill = predicted_bill(block, [Stage(hours=10, nodes=1)])
     assert bill.words() == f"${bill.usd:,.2f} and what is not known"

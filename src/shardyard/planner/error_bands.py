@@ -6,7 +6,6 @@ Runs of the same kind count most. Each property in which a run differs halves it
 does each generation between two devices.
 """
 
-import json
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from shardyard.config.layout import Layout
 from shardyard.hardware.accelerator import Accelerator
+from shardyard.io.files import read_json_object
 from shardyard.planner.dispatch import Work
 from shardyard.planner.workload import Workload
 
@@ -197,7 +197,7 @@ def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
 @cache
 def published_runs() -> tuple[tuple[PublishedRuns, ...], float, float]:
     """Return all errors, and the widening of bands and of bands of calibrated plans."""
-    content = json.loads(DATA.read_text(encoding="utf-8"))
+    content = read_json_object(DATA)
     runs = tuple(
         PublishedRuns(source=source, kind=RunKind(**kind), errors=tuple(errors))
         for source, kind, errors in (

@@ -5,7 +5,6 @@ None or empty, and a torn last line is ignored.
 """
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
 from shardyard.errors import RequestError, StorageError
-from shardyard.io.files import read_json_object, read_plain
+from shardyard.io.files import parse_json, read_json_object, read_plain
 from shardyard.planner.plan import Plan
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.counted_lines import CountedLines, counted
@@ -244,7 +243,7 @@ def _read_predictions(run: RunDir) -> Iterator[ImagePrediction]:
     if run.predictions.is_symlink():
         return
     try:
-        found = json.loads(read_plain(run.predictions, limit_bytes=_MOST_SAMPLE_BYTES))
+        found = parse_json(read_plain(run.predictions, limit_bytes=_MOST_SAMPLE_BYTES))
         for each in found[:_MOST_PREDICTIONS]:
             if base64.b64decode(each["jpeg"], validate=True).startswith(b"\xff\xd8\xff"):
                 label, predicted = (str(each[key])[:40] for key in ("label", "predicted"))

@@ -7,7 +7,6 @@ Shape suffixes in this file:
 """
 
 import base64
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +21,13 @@ from torch import Tensor, nn
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
-from shardyard.data.images.decode import decode_threads
+from shardyard.data.images.decode import decode_threads, small_jpeg
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.mixup import BY_MICRO_BATCH as BY_MIXING
 from shardyard.data.images.mixup import apply_mixing
 from shardyard.data.images.samples import ImageSet, ImageStream
 from shardyard.data.images.transforms import eval_view, train_mixing, train_view
 from shardyard.data.loader import MicroBatch
-from shardyard.data.readers.read_errors import extra
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.grad_scale import LossScale
 from shardyard.models.random import SampleKeys
@@ -41,7 +39,7 @@ from shardyard.tasks.base import Task, TaskData
 from shardyard.tasks.loss_computation import Computation, LossSums
 
 if TYPE_CHECKING:
-    from shardyard.data.images.transforms import ImageTransform, Pixels
+    from shardyard.data.images.transforms import ImageTransform
 
 TOP = (1, 5)
 """Guesses among which the right class is counted."""
@@ -108,7 +106,7 @@ class ImageClassification(Task):
             guesses = zip(loaded, guesses_B.tolist(), shares_B.tolist(), strict=True)
             found += [
                 {
-                    "jpeg": _thumbnail(pixels),
+                    "jpeg": base64.b64encode(small_jpeg(pixels, side=_THUMBNAIL)).decode(),
                     "label": _class_name(images.index.classes, int(label)),
                     "predicted": _class_name(images.index.classes, guess),
                     "probability": round(share, 4),
@@ -128,14 +126,6 @@ _THUMBNAIL = 96
 
 def _class_name(classes: Sequence[str], label: int) -> str:
     return classes[label] if 0 <= label < len(classes) else str(label)
-
-
-def _thumbnail(pixels_HWC: "Pixels") -> str:
-    image = extra("images", "PIL.Image", what="A picture").fromarray(pixels_HWC)
-    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    content = io.BytesIO()
-    image.save(content, format="JPEG", quality=88)
-    return base64.b64encode(content.getvalue()).decode()
 
 
 def _images(resolved: Resolved, split: str, view: "ImageTransform") -> ImageSet:

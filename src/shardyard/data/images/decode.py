@@ -273,6 +273,15 @@ class DecodeThreads:
         self._since_s, self._busy_before_s = time.perf_counter(), self.busy_s
 
 
+def small_jpeg(pixels_HWC: npt.NDArray[np.uint8], *, side: int) -> bytes:
+    """Encode a picture whose longer side is at most ``side`` pixels."""
+    image = extra("images", "PIL.Image", what="A picture").fromarray(pixels_HWC)
+    image.thumbnail((side, side))
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=88)
+    return content.getvalue()
+
+
 def threads_for(busy: float, most: int) -> int:
     """Threads that the next seconds get.
 
