@@ -277,7 +277,7 @@ def test_who_has_no_password_is_refused_and_who_has_one_meets(own: EtcdServer) -
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("ETCDCTL_USER", "ann")
         environ.setenv("ETCDCTL_PASSWORD", "wrong")
-        with pytest.raises(AccessError, match="refused user ann"):
+        with pytest.raises(AccessError, match="rejected user ann"):
             enter(own, "closed")
         environ.setenv("ETCDCTL_PASSWORD", "s3cret")
         node = enter(own, "closed")
