@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.auto import ResolveContext
+from shardyard.config.auto import MemoryFitter, ResolveContext
 from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, loads_weights, tokenizer_notes
 from shardyard.config.load import Source, is_override, name_of
@@ -67,8 +67,6 @@ from shardyard.hardware.machine import Machine
 from shardyard.io.yaml import read_yaml
 from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.log import info, warn
-from shardyard.planner.fit import ClusterMemoryFitter
-from shardyard.planner.state_memory import checkpoint_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +267,8 @@ class Request:
     @property
     def checkpoint_bytes(self) -> int | None:
         """Bytes of one checkpoint on disk; None: the model must be built to count them."""
+        from shardyard.planner.state_memory import checkpoint_bytes  # see _memory_fitter
+
         model = self.network or self.shape
         return None if model is None else checkpoint_bytes(self.recipe, model)
 
@@ -313,7 +313,7 @@ class Request:
             machine=machine,
             data=None if previous is None else previous.data,
             previous=previous,
-            fitting=ClusterMemoryFitter(machine),
+            fitting=_memory_fitter(machine),
         )
         return resolve_partial(self.recipe, facts)
 
@@ -341,8 +341,15 @@ class Request:
             model_dir=self.model_dir,
             model_has_tokenizer=has_tokenizer(self.model_dir),
             previous=previous,
-            fitting=ClusterMemoryFitter(machine),
+            fitting=_memory_fitter(machine),
         )
+
+
+def _memory_fitter(machine: Machine | None) -> MemoryFitter:
+    # Imported when it is needed: a rejected recipe is answered without the planner.
+    from shardyard.planner.fit import ClusterMemoryFitter
+
+    return ClusterMemoryFitter(machine)
 
 
 def _note_site(recipe: Recipe) -> None:
