@@ -21,6 +21,7 @@ _PLAIN = ("tests/train/test_plain_loop.py",)
 _DUE = ("tests/train/test_what_is_due.py",)
 _SKIPPED = ("tests/train/test_skipped_steps.py",)
 _OPTIM = ("tests/train/test_optim.py",)
+_SCHEDULE = ("tests/train/test_schedule.py",)
 _DROPOUT = ("tests/models/test_dropout.py",)
 _DURABLE = ("tests/checkpoint/test_durability.py",)
 _MASKED = ("tests/tasks/test_masked_lm.py",)
@@ -122,11 +123,11 @@ MUTATIONS = (
     Mutation("the last step is not saved", "train/loop.py",
              "        self._save()\n        self.heartbeat.enter(WorkerPhase.WRITE)\n",
              "        self.heartbeat.enter(WorkerPhase.WRITE)\n", _DUE),
-    Mutation("warm-up begins at nothing", "train/optim.py", "return peak * step / warmup",
-             "return peak * (step - 1) / warmup", (*_OPTIM, *_PLAIN)),
-    Mutation("cosine ends at nothing", "train/optim.py",
+    Mutation("warm-up begins at nothing", "train/schedule.py", "return peak * step / warmup",
+             "return peak * (step - 1) / warmup", (*_SCHEDULE, *_PLAIN)),
+    Mutation("cosine ends at nothing", "train/schedule.py",
              "return peak * (optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * share)",
-             "return peak * share", _OPTIM),
+             "return peak * share", _SCHEDULE),
     # --- data ------------------------------------------------------------------------------------
     Mutation("one order for all epochs", "data/order.py", "mix(mix(seed + GOLDEN) + epoch)",
              "mix(seed + GOLDEN)", _ORDER),

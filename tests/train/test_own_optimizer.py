@@ -19,8 +19,9 @@ from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED, Loop
-from shardyard.train.optim import OwnSchedule, ShardOptimizer, lr_at
+from shardyard.train.optim import ShardOptimizer
 from shardyard.train.run import train
+from shardyard.train.schedule import OwnSchedule, lr_at
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus

@@ -29,9 +29,10 @@ from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import WorkerPhase
 from shardyard.train.loss_scaling import LEAST
-from shardyard.train.optim import OwnSchedule, flip_bit, inject_nan, lr_at
+from shardyard.train.optim import flip_bit, inject_nan
 from shardyard.train.pauses import RunningClock
 from shardyard.train.profile import NO_PROFILES, Profiling
+from shardyard.train.schedule import OwnSchedule, lr_at
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training
