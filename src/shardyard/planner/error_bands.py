@@ -7,10 +7,13 @@ does each generation between two devices.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from shardyard.config.layout import Layout
@@ -56,14 +59,14 @@ class RunKind:
 
     def weight(self, other: "RunKind") -> float:
         """Return the weight of an error of another kind for this one."""
-        apart = _generations_apart(self.generation, other.generation)
-        apart += self.number_format != other.number_format
-        apart += self.model != other.model
-        apart += self.layout != other.layout
-        return float(DIFFERENCE**apart)
+        differences = _generation_distance(self.generation, other.generation)
+        differences += self.number_format != other.number_format
+        differences += self.model != other.model
+        differences += self.layout != other.layout
+        return float(DIFFERENCE**differences)
 
 
-def _generations_apart(one: str, other: str) -> int:
+def _generation_distance(one: str, other: str) -> int:
     """Another vendor's part is as far as the most distant generation that counts, two."""
     if one == other:
         return 0
@@ -180,18 +183,16 @@ def spread_of(kind: RunKind, published: Iterable[PublishedRuns]) -> tuple[float,
 def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     """Quantile of (value, weight), sorted; linear between the middles of two weights."""
     wanted = share * sum(weight for _, weight in weighted)
-    passed, before, place = 0.0, weighted[0][0], 0.0
-    for value, weight in weighted:
-        here = passed + weight / 2
-        if here >= wanted:
-            return (
-                value
-                if here == place
-                else before
-                + (value - before) * ((wanted - place) / (here - place) if wanted > place else 0.0)
-            )
-        passed, before, place = passed + weight, value, here
-    return before
+    # The cumulative weight at the middle of each value's own; nothing lies below the first.
+    ends = [0.0, *accumulate(weight for _, weight in weighted)]
+    middles = [end + weight / 2 for end, (_, weight) in zip(ends, weighted, strict=False)]
+    above = min(bisect_left(middles, wanted), len(weighted) - 1)
+    if above == 0 or middles[above] <= wanted:
+        return weighted[above][0]
+    (low, _), (high, _) = weighted[above - 1], weighted[above]
+    return low + (high - low) * (wanted - middles[above - 1]) / (
+        middles[above] - middles[above - 1]
+    )
 
 
 @cache
@@ -216,7 +217,7 @@ def scaled(published: Iterable[PublishedRuns]) -> tuple[PublishedRuns, ...]:
     runs = list(published)
     for each in runs:
         errors.setdefault(each.source, []).extend(each.errors)
-    middles = {source: _middle(values) for source, values in errors.items()}
+    middles = {source: median(values) for source, values in errors.items()}
     return tuple(
         PublishedRuns(
             source=each.source,
@@ -226,11 +227,6 @@ def scaled(published: Iterable[PublishedRuns]) -> tuple[PublishedRuns, ...]:
         for each in runs
         if len(errors[each.source]) > 1
     )
-
-
-def _middle(values: list[float]) -> float:
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @cache

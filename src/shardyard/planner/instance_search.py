@@ -19,7 +19,7 @@ from shardyard.planner.effective_time import NoProgressError, RecoverySettings, 
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Candidate, Relief, search
-from shardyard.planner.throughput import UNMEASURED, Price, Range
+from shardyard.planner.throughput import UNMEASURED, Price, Range, price_range
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -71,11 +71,7 @@ class ClusterQuote:
     def usd_band(self) -> Range | None:
         """80 % band of its price."""
         band = self.wall_s_band
-        return (
-            None
-            if band is None
-            else (self.usd * band[0] / self.wall_s, self.usd * band[1] / self.wall_s)
-        )
+        return None if band is None else price_range(self.usd, self.wall_s, band)
 
     @property
     def mark(self) -> str:

@@ -52,6 +52,7 @@ from shardyard.planner.throughput import (
     Speed,
     peak_of,
     price_of,
+    price_range,
     range_sum,
     speed_of,
     sum_or_none,
@@ -238,8 +239,7 @@ class Plan:
         band = self.wall_s_band
         if band is None or self.usd is None or not self.wall_s:
             return None
-        low_s, high_s = band
-        return self.usd * low_s / self.wall_s, self.usd * high_s / self.wall_s
+        return price_range(self.usd, self.wall_s, band)
 
     @property
     def spare_nodes(self) -> int:

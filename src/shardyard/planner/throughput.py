@@ -41,6 +41,12 @@ Range = tuple[float, float]
 """Low and high end of a band."""
 
 
+def price_range(usd: float, wall_s: float, band: Range) -> Range:
+    """Return the band of a price in proportion to a time with a band."""
+    low_s, high_s = band
+    return usd * low_s / wall_s, usd * high_s / wall_s
+
+
 def range_sum(ranges: Iterable[Range | None]) -> Range | None:
     """Return the sums of the ends, as all err in one direction. None if one is not known."""
     found = list(ranges)
