@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Lion:
-    """Chen et al. 2023, arXiv:2302.06675, algorithm 2, in fp64; decay of matrices only."""
+    """Chen et al. 2023, arXiv:2302.06675, algorithm 2, in fp64."""
 
     def __init__(
         self,
@@ -16,9 +16,11 @@ class Lion:
         lr: float,
         decay: float,
         betas: tuple[float, float] = (0.9, 0.99),
+        decays_vectors: bool = False,
     ) -> None:
         self.params = list(params)
         self.lr, self.decay, self.betas = lr, decay, betas
+        self.decays_vectors = decays_vectors
         self.averages = [torch.zeros_like(param, dtype=torch.float64) for param in self.params]
 
     @torch.no_grad()
@@ -30,7 +32,7 @@ class Lion:
             weight, grad = param.double(), param.grad.double()
             update = torch.sign(slow * average + (1 - slow) * grad)
             average.mul_(slower).add_(grad, alpha=1 - slower)
-            rate = self.decay if weight.dim() >= 2 else 0.0
+            rate = self.decay if weight.dim() >= 2 or self.decays_vectors else 0.0
             param.copy_(weight - self.lr * (update + rate * weight))
 
     def zero_grad(self) -> None:

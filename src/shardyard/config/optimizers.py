@@ -136,7 +136,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "lion": Optimizer(
         state_tensors=(Average(name="exp_avg", factor="betas"),),
         counts_steps=False,
-        settings=("betas",),
+        settings=("betas", "decay_vectors"),
         knows_lr=False,
         typical_lr="1e-4, a third of AdamW's,",
         weight_decay=0.3,

@@ -171,7 +171,7 @@ def _signals_blocked() -> Iterator[None]:
 def _signals_passed_on(
     notes: deque[str], *, is_node: bool
 ) -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass signals on to a process that starts within; yields what is told of it.
+    """Pass signals on to a process that starts within; yields the function that takes it.
 
     A signal may come before: blocking keeps it only from this thread, and where the program has
     others one of them receives it.

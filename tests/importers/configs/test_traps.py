@@ -477,6 +477,24 @@ def test_an_optimizer_of_deepspeed_decays_norms_and_the_trainers_own_does_not(
     assert files.recipe("optim.global_batch=4")["optim.decay_vectors"] is True
 
 
+def test_lion_has_the_betas_that_its_framework_gives_it_and_no_epsilon(files: Files) -> None:
+    arguments = {"max_steps": 20, "per_device_train_batch_size": 2, "learning_rate": 1e-4,
+                 "optim": "lion_32bit"}  # fmt: skip
+    files.add("arguments.json", arguments)
+    recipe = files.recipe("optim.global_batch=4")
+    assert (recipe["optim.name"], recipe["optim.betas"]) == ("lion", [0.9, 0.999])  # adam_beta2
+    assert "optim.eps" not in recipe
+    del arguments["optim"]
+    arguments["deepspeed"] = "ds.json"
+    files.folder.joinpath("arguments.json").write_text(json.dumps(arguments))
+    own = {"type": "Lion", "params": {"lr": 1e-4, "weight_decay": 0.1}}
+    files.add("ds.json", {"zero_optimization": {"stage": 2}, "optimizer": own})
+    recipe = files.recipe("optim.global_batch=4")
+    assert recipe["optim.name"] == "lion" and recipe["optim.decay_vectors"] is True
+    # FusedLion's own default, which is the recipe's
+    assert recipe.get("optim.betas", [0.9, 0.99]) == [0.9, 0.99] and "optim.eps" not in recipe
+
+
 def test_a_share_of_warm_up_is_rounded_otherwise_by_the_trainer(files: Files) -> None:
     arguments = {"max_steps": 50, "per_device_train_batch_size": 2, "warmup_ratio": 0.03}
     imported = files.add("arguments.json", arguments).take()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from shardyard.config.optimizers import readers_of
 from shardyard.errors import Problem
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.importers.configs.rules import QUANTITIES, Outcome, OutcomeKind, none, values_agree
@@ -210,12 +211,19 @@ def _add_implied(job: CombinedConfig, source: Implied) -> None:
     said = {name for name, claim in job.claims.items() if claim.is_explicit} | set(job.overrides)
     for name, value in source.values.items():
         group = next((group for group in _ONE_OF if name in group), {name})
-        if name in known or group & said:
+        if name in known or group & said or not _is_read(job, name):
             continue
         origin = source.describe_origin(name, "its default")
         job.claims[name] = SettingClaim(
             name=name, value=value, origin=origin, is_explicit=False, has_note=name in source.notes
         )
+
+
+def _is_read(job: CombinedConfig, name: str) -> bool:
+    """Whether the optimizer that the job has by now reads a default of another source's."""
+    readers = readers_of(name.removeprefix("optim."))
+    claim = job.claims.get("optim.name")
+    return not readers or claim is None or claim.value in readers
 
 
 def _size(job: CombinedConfig) -> None:

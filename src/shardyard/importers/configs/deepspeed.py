@@ -383,11 +383,18 @@ ROWS: Rows = {
 def decides(config: SourceConfig) -> dict[str, Any]:
     """Return the values its engine sets against the Trainer's arguments.
 
-    Only the engine clips gradients, and the Trainer fills in no missing key.
+    Only the engine clips gradients, and the Trainer fills in no missing key. An optimizer that it
+    makes has its own default betas: Adam's are those of the Trainer too, Lion's are not.
     """
     keys = ("gradient_clipping", "optimizer.params.max_grad_norm")
-    is_told = any(config.get(key) is not None for key in keys)
-    return {} if is_told else {"optim.grad_clip": DEFAULT_CLIP}
+    has_clip = any(config.get(key) is not None for key in keys)
+    values: dict[str, Any] = {} if has_clip else {"optim.grad_clip": DEFAULT_CLIP}
+    name = optimizer_by_alias("deepspeed", str(config.get("optimizer.type")))
+    row = None if name is None else OPTIMIZERS[name]
+    betas = None if row is None or "eps" in row.settings else row.betas
+    if betas is not None and config.get("optimizer.params.betas") is None:
+        values["optim.betas"] = list(betas)
+    return values
 
 
 def implied(config: SourceConfig) -> dict[str, Any]:
@@ -396,7 +403,8 @@ def implied(config: SourceConfig) -> dict[str, Any]:
     if config.get("optimizer.type") is not None:
         values |= {"optim.weight_decay": 0.0}
         name = optimizer_by_alias("deepspeed", str(config.get("optimizer.type")))
-        if name is None or "betas" in OPTIMIZERS[name].settings:
+        # Those with an epsilon are of Adam's kind; Lion's betas are the published ones there too.
+        if name is None or "eps" in OPTIMIZERS[name].settings:
             values |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
         decays = config.get("optimizer.params.weight_decay") not in (0, 0.0, None)
         if decays and name is not None and "decay_vectors" in OPTIMIZERS[name].settings:

@@ -388,8 +388,10 @@ def implied(config: SourceConfig) -> dict[str, Any]:
         "fp16": False,
     }
     name = optimizer_by_alias("trainer", str(config.get("optim", "adamw_torch")))
-    if name is not None and "betas" in OPTIMIZERS[name].settings:
-        values |= {"optim.betas": [0.9, 0.999], "optim.eps": 1e-8}
+    adam: dict[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8}  # of adam_*, which Lion reads too
+    if name is not None:
+        read = OPTIMIZERS[name].settings
+        values |= {f"optim.{key}": value for key, value in adam.items() if key in read}
     if str(config.get("lr_scheduler_type")).lower() != "constant":
         values["optim.schedule_from"] = 0  # its schedulers are asked before the first step
     if config.get("lr_scheduler_type") is None:

@@ -18,6 +18,16 @@ State = dict[str, Tensor]
 """Name -> average in fp32, of a shard's form, and ``step`` where the row counts steps."""
 
 
+def gradients(shards: Mapping[str, nn.Parameter], names: Sequence[str]) -> list[Tensor]:
+    """Return the gradients of shards that move."""
+    found = []
+    for name in names:
+        grad = shards[name].grad
+        assert grad is not None, name
+        found.append(grad)
+    return found
+
+
 class Update(Protocol):
     """One optimizer over the shards of this rank. It must never wait for the device."""
 

@@ -23,7 +23,7 @@ from shardyard.torch_private import (
     foreach_sqrt,
     foreach_sub_,
 )
-from shardyard.train.optimizers import State
+from shardyard.train.optimizers import State, gradients
 
 
 class LAMB:
@@ -109,12 +109,7 @@ class LAMB:
         return list(first.float().unbind()), list(second.sqrt().float().unbind())
 
     def _directions(self, names: Sequence[str]) -> list[Tensor]:
-        found = []
-        for name in names:
-            grad = self._shards[name].grad
-            assert grad is not None, name
-            found.append(grad)
-        return found
+        return gradients(self._shards, names)
 
     def _matrices(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if self._shards[name].dim() >= 2]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.gradients import ParamNorms
 from shardyard.torch_private import foreach_add_, foreach_div_, foreach_mul_, foreach_sub_
-from shardyard.train.optimizers import State
+from shardyard.train.optimizers import State, gradients
 
 
 class LARS:
@@ -55,14 +55,14 @@ class LARS:
         moving = [name for name in names if name in self._rates]
         if not moving:
             return
-        grads = self._grads(moving)
+        grads = gradients(self._shards, moving)
         foreach_div_(grads, self._divisor)
         for grad in grads:  # one that is not finite must not touch the momentum
             grad.masked_fill_(self._skip, 0.0)
         matrices = [name for name in moving if self._shards[name].dim() >= 2]
         if matrices and self._decay:
             decaying = [self._shards[name].data for name in matrices]
-            foreach_add_(self._grads(matrices), decaying, alpha=self._decay)
+            foreach_add_(gradients(self._shards, matrices), decaying, alpha=self._decay)
         foreach_mul_(grads, [self._rates[name] for name in moving])
         if self._momentum:
             velocities = [states[name]["momentum_buffer"] for name in moving]
@@ -75,11 +75,3 @@ class LARS:
     def finish(self) -> None:
         for shard in self._shards.values():
             shard.grad = None
-
-    def _grads(self, names: Sequence[str]) -> list[Tensor]:
-        found = []
-        for name in names:
-            grad = self._shards[name].grad
-            assert grad is not None, name
-            found.append(grad)
-        return found

@@ -1,7 +1,7 @@
 """Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): steps by the sign of an average.
 
 Each element moves by the learning rate, up or down, so one average is all its state. Decay is
-decoupled and of matrices only, as with AdamW here.
+decoupled, as with AdamW here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.gradients import ParamNorms
 from shardyard.torch_private import foreach_add_, foreach_div_, foreach_mul_, foreach_sub_
-from shardyard.train.optimizers import State
+from shardyard.train.optimizers import State, gradients
 
 
 class Lion:
@@ -26,6 +26,7 @@ class Lion:
         self._shards = shards
         self._betas = optim.betas
         self._decay = float(optim.weight_decay)
+        self._decays_vectors = optim.decay_vectors
 
     def begin(
         self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
@@ -41,11 +42,7 @@ class Lion:
         moving = [name for name in names if self._shards[name].grad is not None]
         if not moving:
             return
-        grads: list[Tensor] = []
-        for name in moving:
-            grad = self._shards[name].grad
-            assert grad is not None, name
-            grads.append(grad)
+        grads = gradients(self._shards, moving)
         foreach_div_(grads, self._divisor)
         for grad in grads:  # one that is not finite must not touch the average
             grad.masked_fill_(self._skip, 0.0)
@@ -58,16 +55,14 @@ class Lion:
         # Of a skipped step the factor is 1 and the gradient 0: the average keeps its bits.
         foreach_mul_(means, torch.where(self._skip, 1.0, slower))
         foreach_add_(means, grads, alpha=1.0 - slower)
-        matrices = [shard.data for shard in self._moving(moving) if shard.dim() >= 2]
-        if matrices and self._decay:
-            foreach_mul_(matrices, 1.0 - self._rate * self._decay)
+        shards = [self._shards[name] for name in moving]
+        decaying = [each.data for each in shards if each.dim() >= 2 or self._decays_vectors]
+        if decaying and self._decay:
+            foreach_mul_(decaying, 1.0 - self._rate * self._decay)
         foreach_mul_(directions, self._rate)
-        foreach_sub_([shard.data for shard in self._moving(moving)], directions)
-        for shard in self._moving(moving):
+        foreach_sub_([shard.data for shard in shards], directions)
+        for shard in shards:
             shard.grad = None
 
     def finish(self) -> None:
         """Each part was finished when it was given."""
-
-    def _moving(self, names: Sequence[str]) -> list[nn.Parameter]:
-        return [self._shards[name] for name in names]

@@ -12,7 +12,7 @@ from shardyard.config.schema.recipe import Optim
 from shardyard.own_code import describe, load_own
 from shardyard.parallel.gradients import ParamNorms
 from shardyard.torch_private import foreach_div_
-from shardyard.train.optimizers import State
+from shardyard.train.optimizers import State, gradients
 from shardyard.train.optimizers.state_forms import form_of, give, states_of
 from shardyard.train.optimizers.trial import UPDATES, OwnKind, Traits, try_out
 
@@ -63,7 +63,7 @@ class OwnOptimizer:
         del states
         moving = [name for name in names if self._shards[name].grad is not None]
         if moving and not bool(self._skip):
-            foreach_div_([_gradient(self._shards[name]) for name in moving], self._divisor)
+            foreach_div_(gradients(self._shards, moving), self._divisor)
             self._step(moving)
         for name in names:
             self._shards[name].grad = None
@@ -143,8 +143,3 @@ class OwnOptimizer:
                 "those on the whole, and in this layout a rank holds parts. Use "
                 "parallel.dp_shard=1 with dp_replicate, and tp=1, pp=1, ep=1."
             )
-
-
-def _gradient(shard: nn.Parameter) -> Tensor:
-    assert shard.grad is not None
-    return shard.grad
