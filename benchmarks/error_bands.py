@@ -2,6 +2,7 @@
 
 Each source is left out in turn, and its runs are held against the bands that the others give.
 The widening of the bands is learnt from the others, too: the coverage is of runs that had no say.
+The figures are also written to ``benchmarks/results/``, as those of every measurement.
 
     python -m benchmarks.error_bands [--check]
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks.planner_accuracy import COUNTED_QUALITIES, Prediction, predict
 from benchmarks.planner_table import read_table
+from benchmarks.record import write_result
 from shardyard.planner.error_bands import (
     DATA,
     SHARE,
@@ -147,6 +149,7 @@ def main(argv: Sequence[str] | None = None, *, say: Callable[[str], None] = prin
         return int(DATA.read_text(encoding="utf-8") != text)
     DATA.write_text(text, encoding="utf-8")
     say(f"written: {DATA.name}")
+    write_result("error-bands", {key: content[key] for key in content if key != "command"})
     return 0
 
 
