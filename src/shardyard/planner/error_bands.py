@@ -132,6 +132,12 @@ class ErrorBand:
         """Return the band that a plan.json holds."""
         return ErrorBand(**{**content, "sources": tuple(content["sources"])})
 
+    def basis(self) -> str:
+        """``48 runs like it``: published ones, for a line of a terminal."""
+        if not self.runs:
+            return "runs of other kinds"
+        return f"{self.runs} run{'s' * (self.runs > 1)} like it"
+
     def words(self) -> str:
         """``48 published runs of this kind (Hopper, ...)``."""
         if not self.runs:

@@ -80,9 +80,9 @@ def _speed(plan: Plan) -> Row:
         return ("speed", "-", plan.speed.reason)
     each = f"{rate / plan.layout.world_size:,.0f} a device"
     if plan.tokens_per_s_band is not None:
-        each += f"; {band_words(plan.tokens_per_s_band, format_count)} {plan.units}/s"
+        each += f"; {band_words(plan.tokens_per_s_band, format_count)}"
     if plan.speed.band is not None:
-        each += f", from {plan.speed.band.words()}"
+        each += f", {plan.speed.band.basis()}"
     if plan.speed.unmeasured:
         each += f"; {unmeasured_words(plan.speed.unmeasured)}"
     return ("speed", f"{format_count(rate)}{mark_of(plan)} {plan.units}/s", each)
