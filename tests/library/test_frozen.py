@@ -266,8 +266,8 @@ def test_parameters_are_made_anew_in_few_places_alone() -> None:
             ):  # fmt: skip
                 found.append(file.relative_to(SOURCE).as_posix())
     # a mixture's experts are new, a base is filled apart from ranks to be merged, pieces that an
-    # update is given, what an own optimizer is tried on and what nothing uses are no model's; all other
-    # parameters stand for one that was there
+    # update is given, what an own optimizer is tried on and what nothing uses are no model's; all
+    # other parameters stand for one that was there
     assert set(found) == {
         "checkpoint/export_formats.py", "library/replicated.py", "models/local_shard.py",
         "models/moe.py", "train/optimizers/trial.py", "train/optimizers/whole_vectors.py",
