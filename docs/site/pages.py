@@ -40,6 +40,7 @@ PARTS = {
         "docs/chat.md",
         "docs/images.md",
         "docs/phases.md",
+        "docs/continue.md",
         "docs/own-module.md",
         "docs/from-ddp.md",
         "docs/library.md",

@@ -12,10 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from shardyard.checkpoint.export import export, main, plan_export
-from shardyard.checkpoint.export_formats import ADAPTER_CONFIG, WEIGHTS, adapter_shapes, planned
+from shardyard.checkpoint.export_formats import adapter_shapes, planned
 from shardyard.checkpoint.load import read_shapes
+from shardyard.config.adapter_files import WEIGHTS
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.custom_module import require_shape
+from shardyard.config.weight_files import ADAPTER
 from shardyard.control.export import export_options
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.presets import PRESETS
@@ -104,7 +106,7 @@ def test_peft_opens_the_adapter_and_computes_the_logits_of_the_run(
     )
     expected = run_on_ranks(_logits_of_run, 1, run_on_one, 1)[0]
     export(trained.checkpoint(3), _resolved(trained), tmp_path / "adapter")
-    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {ADAPTER_CONFIG, WEIGHTS}
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {ADAPTER, WEIGHTS}
     assert not (tmp_path / "adapter" / "config.json").exists()
     config = LoraConfig.from_pretrained(tmp_path / "adapter")
     assert isinstance(config, LoraConfig)
@@ -234,7 +236,7 @@ def test_parts_of_a_fused_matrix_are_no_adapters_of_peft(corpus: Corpus, tmp_pat
 
 def test_the_config_says_what_was_trained(trained: RunDir, tmp_path: Path) -> None:
     export(trained.checkpoint(3), _resolved(trained), tmp_path / "adapter")
-    config = json.loads((tmp_path / "adapter" / ADAPTER_CONFIG).read_text())
+    config = json.loads((tmp_path / "adapter" / ADAPTER).read_text())
     assert config["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]
     assert config["task_type"] == "CAUSAL_LM"
     assert Path(config["base_model_name_or_path"]) == Path(str(_resolved(trained).model_dir))

@@ -415,7 +415,8 @@ def test_a_resume_that_changes_what_is_learnt_names_each_setting_old_and_new() -
     assert message.startswith("resume has 2 problems:")
     assert "optim.lr: 0.001 -> 0.002 changes what is learnt." in message
     assert "run.seed: 0 -> 1" in message
-    assert "or start a new run. A resume may change the length (run.steps, ...)" in message
+    line = "`shardyard train RECIPE run.from=run run.seed=1 optim.lr=0.002`"
+    assert f"or start a new run from its weights: {line}. A resume may change the length" in message
 
 
 def test_a_resume_on_other_data_is_refused() -> None:

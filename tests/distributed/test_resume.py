@@ -98,7 +98,7 @@ def _told(run_dir: RunDir) -> list[Any]:
     return [steps, read_evaluations(run_dir.metrics)]
 
 
-def _train_until_killed(run_dir: RunDir, training: bool, passes: int) -> None:
+def train_until_killed(run_dir: RunDir, training: bool, passes: int) -> None:
     """Train, until this process is killed in a forward pass, of those of steps or evaluations."""
     forward, seen = LanguageModel.loss_sum, 0
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_killed_inside_a_step_or_an_evaluation_goes_on_bit_for_bit
     if not training:
         passes = samples // 2 + (2 * samples if passes < 0 else 0)
     with pytest.raises(RuntimeError, match="ended without an answer"):
-        run_on_ranks(_train_until_killed, 1, parts, training, passes)
+        run_on_ranks(train_until_killed, 1, parts, training, passes)
     assert STEPS not in parts.checkpoint_steps()
     run_on_ranks(train_here, 1, parts)
     assert _digests(parts) == _digests(whole)

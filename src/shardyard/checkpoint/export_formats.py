@@ -14,10 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardyard.checkpoint.buffers import buffers_of, inference_name
 from shardyard.checkpoint.export_files import CONFIG, ExportFiles, changed_config, copy_files
 from shardyard.checkpoint.load import SavedTensors, load_tensors, read_shapes
+from shardyard.config.adapter_files import PREFIX, WEIGHTS
 from shardyard.config.model.files import base_digest
 from shardyard.config.model.source import model_folder
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.images import class_names
+from shardyard.config.weight_files import ADAPTER
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.file_tensors import ParameterPiece
 from shardyard.families.images.network import ImageNetwork
@@ -72,10 +74,6 @@ def _has_own_head(config: Any, saved: Container[str]) -> bool:
 #
 # A checkpoint of such a run holds only adapters. PEFT's folder needs nothing else. Merged weights
 # need the base, which is read from its source again, or drawn again from the seed.
-
-ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""Before the name of a matrix in PEFT's file."""
 
 
 def has_adapters(resolved: Resolved) -> bool:
@@ -165,7 +163,7 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
         "init_lora_weights": True,
         "modules_to_save": None,
     }
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / ADAPTER).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 # --- merged weights -------------------------------------------------------------------------------

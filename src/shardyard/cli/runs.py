@@ -151,6 +151,11 @@ def _show(listing: Sequence[ListedRun]) -> None:
         columns = (*columns[:2], "job", *columns[2:])
         rows = zip(table, listing, strict=True)
         table = [(*row[:2], _job_words(run), *row[2:]) for row, run in rows]
+    if any(run.state.started_from for run in listing):
+        columns = (*columns, "from")
+        table = [
+            (*row, run.state.started_from or "") for row, run in zip(table, listing, strict=True)
+        ]
     print_table(columns, table)
 
 

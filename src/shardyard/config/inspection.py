@@ -68,7 +68,7 @@ def tokenizer_notes(recipe: Recipe, folder: Path | None) -> list[str]:
         return []
     return [
         f"data.tokenizer=train: {folder} brings weights that were learnt with other tokens, so the "
-        "rows of its table begin with another meaning."
+        "rows of its table begin with another meaning. data.tokenizer=auto keeps its tokenizer."
     ]
 
 

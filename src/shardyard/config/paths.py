@@ -58,6 +58,7 @@ _OF_NODES = PathSetting()
 PATHS: dict[str, PathSetting] = {
     "run.dir": PathSetting(opened_by="request", is_made=True, is_folder=True),
     "model.path": PathSetting(opened_by="run", is_folder=True),
+    "model.lora.path": PathSetting(opened_by="run", is_folder=True),
     "model.dir": _MADE,
     "model.config": PathSetting(opened_by="request", suffixes=(".json",)),
     "data.source": _SOURCE,

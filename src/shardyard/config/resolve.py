@@ -4,7 +4,7 @@ Pure: what must be looked up (the model's shape, the machine, the prepared data)
 ``ResolveContext``. ``config/auto.py`` has the rules for ``auto``, one per setting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.base import Own, Section
 from shardyard.config.schema.plugin_sections import recipe_with_defaults
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.secrets import shown_command
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.images.network import ImageNetwork
@@ -120,7 +121,7 @@ def resolve(
         _raise_if_too_long(resolved)
     for phase, before in zip(resolved, _each_before(recipe, previous), strict=True):
         if before is not None:
-            check_resume(before, phase)
+            check_resume(before, phase, run=name)
     back_to = previous.back_to if previous is not None else None
     if back_to is not None:
         resolved[0] = replace(resolved[0], back_to=replace(back_to, is_requested=False))
@@ -230,8 +231,11 @@ def resolve_partial(recipe: Recipe, context: ResolveContext) -> PartialResolutio
     return PartialResolution(recipe=recipe, reasons=reasons, steps=total, steps_reason=why_steps)
 
 
-def check_resume(previous: Resolved, now: Resolved) -> None:
+def check_resume(previous: Resolved, now: Resolved, *, run: str = "RUN") -> None:
     """Reject a resume that changes what is learnt.
+
+    Args:
+        run: Id of the run, for the command that starts another from its weights.
 
     Raises:
         RecipeError: Lists each setting that the fingerprint covers and that changed, old -> new.
@@ -246,16 +250,24 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
         if name in old and old[name] != value and name not in may_differ
     ]
     if found:
+        changed = [f"{each.path}={new[each.path]}" for each in found if _is_plain(new, each.path)]
+        start = shown_command(["shardyard", "train", "RECIPE", f"run.from={run}", *changed])
         raise RecipeError(
             found,
             "resume",
             hint="A resumed run keeps its model, data, order and optimisation: leave these as they "
-            "were, or start a new run. A resume may change the length (run.steps, ...), "
-            "optim.micro_batch (not under batch normalisation), when it is evaluated "
-            "(task.eval_every_steps, ...), and all of "
+            f"were, or start a new run from its weights: `{start}`. A resume may change the length "
+            "(run.steps, ...), optim.micro_batch (not under batch normalisation), when it is "
+            "evaluated (task.eval_every_steps, ...), and all of "
             f"{', '.join(SECTIONS_THAT_MAY_CHANGE)}. From an earlier step (`resume --step N`) also "
             f"{' and '.join(MAY_CHANGE_FROM_AN_EARLIER_STEP)}.",
         )
+
+
+def _is_plain(settings: Mapping[str, Any], name: str) -> bool:
+    """Whether a setting of a fingerprint is one of a recipe, with a value for a command line."""
+    is_own = not name.startswith("model.") and name in settings_in(Recipe().model_dump())
+    return is_own and isinstance(settings[name], str | int | float)
 
 
 def reuse_previous(recipe: Recipe, previous: Resolved | None) -> tuple[Recipe, list[str]]:

@@ -275,8 +275,9 @@ def settings_in(
 ) -> dict[str, Any]:
     """Dotted setting -> value, of a dumped recipe; a setting that is a mapping stays whole."""
     settings: dict[str, Any] = {}
+    fields = {field.alias or key: field for key, field in kind.model_fields.items()}
     for key, value in tree.items():
-        field = kind.model_fields.get(key)
+        field = fields.get(key)
         inner = None if field is None else field.annotation
         if field is None:  # the section of a plug-in
             settings |= {f"{prefix}{key}.{name}": item for name, item in value.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.adapter_files import adapter_errors
 from shardyard.config.auto import MemoryFitter, ResolveContext
 from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, loads_weights, tokenizer_notes
@@ -59,9 +60,11 @@ from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.validate import override_hint
 from shardyard.config.weight_files import has_weight_files
+from shardyard.control.continue_from import start_overrides
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import AccessError, Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
+from shardyard.families.lora import lora_target_errors
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.io.yaml import read_yaml
@@ -121,6 +124,7 @@ class Request:
         """
         overrides = [each for each in arguments if isinstance(each, str) and is_override(each)]
         sources = [each for each in arguments if not (isinstance(each, str) and is_override(each))]
+        overrides += start_overrides(sources, overrides)
 
         missing: list[Problem] = []
 
@@ -203,6 +207,7 @@ class Request:
             model = anchored.model
             shape = None if why_no_shape else shape_or_none(anchored, folder, vocab_size)
         match = None
+        _raise_if_any(_adapter_problems(model, shape))
         if folder is not None:
             match = inspect_folder(
                 reuse_previous(anchored, previous)[0],
@@ -481,6 +486,16 @@ def _reported_with(missing: list[Problem]) -> Iterator[None]:
         yield
     except RecipeError as error:
         raise error.with_problems(missing) from None
+
+
+def _adapter_problems(model: Model, shape: ModelShape | None) -> list[Problem]:
+    """Compare the adapter that is continued with the model, where this machine has both."""
+    lora = model.lora
+    if lora.path is None or lora.rank is None or shape is None or not Path(lora.path).is_dir():
+        return []
+    if lora_target_errors(shape, lora.targets):
+        return []  # found by the check of the model
+    return [Problem("model.lora.path", text) for text in adapter_errors(shape, lora)]
 
 
 def _raise_if_any(errors: list[Problem]) -> None:

@@ -134,7 +134,7 @@ def propose(
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
     preview = _of_launcher(request.preview(machine, previous), launcher)
     if previous is not None:
-        check_resume(previous, replace(previous, recipe=preview.recipe))
+        check_resume(previous, replace(previous, recipe=preview.recipe), run=run_dir.run_id)
     devices = _devices(preview, launcher)
     prediction, why_no_plan = predict(request, preview, machine, devices=devices)
     asked = for_nodes(recipe_on_nodes(request, launcher), preview, run_dir, devices=devices)

@@ -299,7 +299,8 @@ def _write_first(attempt: Attempt) -> None:
             "and has room (`df -h`), or choose another with run.dir."
         ) from error
     events = EventWriter(run_dir.events, attempt=0, generation=0)
-    events.write("run_started", run=run_dir.run_id, tags=attempt.requested.run.tags)
+    asked = attempt.requested.run
+    events.write("run_started", run=run_dir.run_id, tags=asked.tags, started_from=asked.from_)
     events.close()
 
 

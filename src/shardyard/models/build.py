@@ -21,7 +21,7 @@ from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import frozen_pattern_errors, is_frozen
 from shardyard.models.attention import NAME
-from shardyard.models.hf import load_weights
+from shardyard.models.hf import load_adapters, load_weights
 from shardyard.models.init import fill_adapters, fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
@@ -178,17 +178,25 @@ def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     return [found for found in locations.values() if len(found) > 1]
 
 
-def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
+def fill_weights(
+    model: PreTrainedModel, *, folder: Path | None, seed: int, adapters: Path | None = None
+) -> None:
     """Load weights from a Hugging Face folder, or draw them from the seed if there is none.
 
-    Adapters are drawn in both cases, and so is what judges pairs of texts if the folder has none.
+    What judges pairs of texts is drawn if the folder has none of it.
+
+    Args:
+        adapters: Folder of adapters in PEFT's format; None: they are drawn.
     """
     family = family_of(model.config.model_type)
     with torch.no_grad():
         only = None if folder is None else load_weights(model, folder, family)
         std = _std_of(family, model.config.num_hidden_layers)
         fill_random(model, seed=seed, std=std, norm=family.initial_norm, only=only)
-        fill_adapters(model, seed=seed)
+        if adapters is None:
+            fill_adapters(model, seed=seed)
+        else:
+            load_adapters(model, adapters)
 
 
 def _std_of(family: Family, blocks: int) -> Callable[[str], float]:

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from shardyard.config.adapter_files import PREFIX, WEIGHTS
 from shardyard.config.weight_files import read_weight_files
 from shardyard.errors import DataError, RequestError
 from shardyard.families.family import Family
@@ -49,6 +50,20 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     for file, names in by_file.items():
         _read_file(file, {found[name]: wanted[name] for name in names})
     return of_pairs
+
+
+def load_adapters(model: nn.Module, folder: Path) -> None:
+    """Fill adapters in place from a folder in PEFT's format: all that have storage.
+
+    Raises:
+        DataError: A tensor is missing, or of another shape.
+    """
+    params = {name: each for name, each in model.named_parameters() if is_adapter(name)}
+    tensors = {
+        f"{PREFIX}{name}": (ParameterPiece(name, tuple(param.shape)),)
+        for name, param in params.items()
+    }
+    _read_file(folder / WEIGHTS, _local_slices(tensors, params))
 
 
 def piece_in(tensor: Tensor, piece: ParameterPiece) -> Tensor:

@@ -443,7 +443,8 @@ def _write_run_started(run: RunDir, recipe: Recipe) -> None:
         write_text(run.recipe, dump_recipe(recipe))
     if not any(event.get("kind") == "run_started" for event in read_lines(run.events)):
         events = EventWriter(run.events, attempt=0, generation=0)
-        events.write("run_started", run=run.run_id, tags=recipe.run.tags)
+        asked = recipe.run
+        events.write("run_started", run=run.run_id, tags=asked.tags, started_from=asked.from_)
         events.close()
 
 

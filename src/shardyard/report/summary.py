@@ -105,6 +105,8 @@ class Summary:
     """Name of a tracker that the run was sent to -> where it shows the run."""
     tags: dict[str, str]
     """``run.tags`` of the newest attempt."""
+    started_from: str | None
+    """Run and step whose weights it started from (``run.from``)."""
     cost: RunCost | None
     """None: no price of its machines was known."""
     levers: tuple[Lever, ...]
@@ -162,6 +164,8 @@ class Summary:
         if self.between_s:
             words.append(f"; another {format_seconds(self.between_s)} lie between the attempts")
         words.append(".")
+        if self.started_from is not None:
+            words.append(f" Started from the weights of {self.started_from}.")
         if self.network is not None:
             words.append(f" Nodes talked over {self.network.words}.")
         if self.skipped_steps or self.loss_scale is not None:
@@ -243,6 +247,7 @@ def summarize(record: RunRecord, *, suggest: Suggest = no_levers) -> Summary:
         network=network_of(record.last("network") or {}),
         trackers=_trackers(record),
         tags={} if record.resolved is None else record.resolved.recipe.run.tags,
+        started_from=None if record.resolved is None else record.resolved.recipe.run.from_,
         cost=cost_of(record, times, last_step=_steps_planned(record)),
         levers=()
         if main is None or main.step_time_s is None

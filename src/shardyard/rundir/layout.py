@@ -103,6 +103,11 @@ class RunDir:
         return self.checkpoints / "best"
 
     @property
+    def exports(self) -> Path:
+        """Folder of exported checkpoints, each a folder: what other runs start from."""
+        return self.path / "exports"
+
+    @property
     def sample(self) -> Path:
         """Text generated at the end of the run."""
         return self.path / "sample.txt"

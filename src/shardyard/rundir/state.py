@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
-from shardyard.rundir.jsonl import latest_steps, read_lines_backwards
+from shardyard.rundir.jsonl import latest_steps, read_lines, read_lines_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked
 
@@ -53,6 +53,8 @@ class RunState:
     tokens_per_s: float | None = None
     """Tokens per second of that step, all ranks."""
     left_out: tuple[ExcludedNode, ...] = ()
+    started_from: str | None = None
+    """Run and step whose weights it started from."""
     problem: str | None = None
     """Why the folder cannot be read, in the state `unreadable`."""
 
@@ -87,6 +89,7 @@ def read_state(run_dir: RunDir, *, is_training_remotely: bool = False) -> RunSta
         phase=step.get("phase") if step else None,
         tokens_per_s=step.get("tokens_per_s") if step else None,
         left_out=tuple(_excluded_nodes(events)),
+        started_from=next(read_lines(events_file), {}).get("started_from"),
     )
 
 

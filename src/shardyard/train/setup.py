@@ -529,7 +529,9 @@ def _begin(
     has_adapters = resolved.recipe.model.lora.rank is not None
     if resolved.shape is not None and (saved is None or has_adapters):  # else its maker has
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
-        fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
+        start = resolved.recipe.model.lora.path if saved is None else None
+        adapters = None if start is None else Path(start)
+        fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed, adapters=adapters)
     if saved is None:
         return _Begin(progress=Progress(), loaded={})
     is_next = phase > saved.progress.phase
@@ -579,7 +581,7 @@ def _fill(
         raise CheckpointError(
             f"{saved.where} was written by a run with another model, data, order or optimisation "
             f"({'; '.join(told)}). Resuming from it would be neither run. Give these the values "
-            "that they had, move the folder away, or start a new run."
+            "that they had, move the folder away, or start a new run from its weights (run.from)."
         )
     lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_only)
     if changed_code:

@@ -12,7 +12,7 @@ from shardyard.config.model.hub import HubRequest, LogFunction, fetch
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.secrets import show
 from shardyard.config.tasks import task_row
-from shardyard.config.weight_files import INDEX, SINGLE, has_weight_files
+from shardyard.config.weight_files import ADAPTER, INDEX, SINGLE, has_weight_files
 from shardyard.errors import RequestError, StorageError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.images.network import ImageNetwork
@@ -59,8 +59,7 @@ def model_folder(
             )
         if not os.path.lexists(folder / "config.json"):
             raise RequestError(
-                f"model.path={model.path}: {folder} holds no config.json. Give the folder that "
-                "save_pretrained wrote, or a snapshot of the hub."
+                f"model.path={model.path}: {folder} holds no config.json. {_other_folder(folder)}"
             )
     elif model.hub is not None:
         wanted = HubRequest(
@@ -76,6 +75,21 @@ def model_folder(
     if loads:
         _require_weights(folder, model)
     return folder
+
+
+def _other_folder(folder: Path) -> str:
+    """Say what to write for a folder that is no model's, by what it is."""
+    if (folder / ADAPTER).is_file():
+        return (
+            "It is an adapter. Give its base in model.path, and the adapter in model.lora.path "
+            "with its model.lora.rank."
+        )
+    checkpoint = folder.name.startswith("step-") and (folder / "manifest.json").is_file()
+    run = folder.parent.parent if checkpoint else folder
+    if (run / "recipe.yaml").is_file():
+        step = f"@{folder.name.removeprefix('step-').lstrip('0')}" if checkpoint else ""
+        return f"It is a run's. Leave model.path out, and start from the run: run.from={run}{step}."
+    return "Give the folder that save_pretrained wrote, or a snapshot of the hub."
 
 
 def has_tokenizer(folder: Path | None) -> bool:

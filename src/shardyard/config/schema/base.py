@@ -26,7 +26,14 @@ def section_key(name: str) -> str:
 class Section(BaseModel):
     """Base of all sections: unknown keys and wrong types are rejected, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        # a setting whose name is a word of Python, such as run.from, has it as an alias
+        serialize_by_alias=True,
+    )
 
 
 Own = TypeVar("Own", bound=Section)

@@ -47,6 +47,8 @@ class RunSettings(Section):
     """Run id. null: <name>-<date>-<time>-<4 hex>."""
     dir: str = "runs"
     """Parent folder of all run folders."""
+    from_: str | None = Field(default=None, alias="from")
+    """Run whose weights this run starts from: RUN, RUN@STEP or RUN@best (docs/continue.md)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Random seed for weights, data order and dropout."""
     steps: Annotated[Count, Field(ge=1)] | None = None
@@ -80,6 +82,8 @@ class Lora(Section):
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Matrices that get an adapter, as in model.frozen or such as `q_proj`. []: all linear layers
     of the blocks."""
+    path: str | None = None
+    """Folder of an adapter in PEFT's format to start from. null: A is drawn, and B is zero."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (rsLoRA, arXiv:2312.03732)."""
 

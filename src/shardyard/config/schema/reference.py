@@ -87,7 +87,7 @@ def _settings_of(name: str, section: type[Fields]) -> Iterator[Setting]:
         if isinstance(kind, type) and issubclass(kind, Fields):
             yield from _settings_of(f"{name}.{key}", kind)
         else:
-            dotted = f"{name}.{key}"
+            dotted = f"{name}.{field.alias or key}"
             sentence = " ".join([_sentences(section).get(key, ""), *_by_optimizer(dotted)])
             yield _describe(dotted, field, sentence)
 
