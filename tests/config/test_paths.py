@@ -107,9 +107,11 @@ def test_no_other_module_lists_paths() -> None:
 def with_path(setting: str, path: str) -> Recipe:
     """A recipe in which the setting has the path."""
     section, _, rest = setting.partition(".")
-    if rest.startswith("mixture."):
+    if rest == "lora.path":
+        content: Any = {"lora": {"path": path, "rank": 8}}
+    elif rest.startswith("mixture."):
         share = {"name": "one", "weight": 1, "source": "python-stdlib"}
-        content: Any = {"mixture": [{**share, rest.removeprefix("mixture."): path}]}
+        content = {"mixture": [{**share, rest.removeprefix("mixture."): path}]}
     else:
         content = {rest: path}
     return load_recipe([{section: content}], [])

@@ -81,9 +81,12 @@ def request_with(setting: str, path: str, folder: Path) -> list[str]:
         "run": {"steps": 1, "dir": str(folder / "runs")},
         "cluster": {},
     }
-    section, _, key = setting.partition(".")
+    section, _, key = setting.rpartition(".")
     value: Any = {"secrets.TOKEN": f"file:{path}", "launch.code": [path]}.get(setting, path)
-    recipe.setdefault(section, {})[key] = value
+    part = recipe
+    for name in section.split("."):
+        part = part.setdefault(name, {})
+    part[key] = value
     file = folder / "recipe.yaml"
     file.write_text(json.dumps(recipe))
     if setting != "launch.code":  # no process here reads it

@@ -194,6 +194,11 @@ def _missing_text(path: RecipePath) -> str:
             f"={path.text} does not exist. {_near_hint(path)}Give a Hugging Face folder that holds "
             "config.json, or name a hub repository with model.hub."
         )
+    if path.setting == "model.lora.path":
+        return (
+            f"={path.text} does not exist. {_near_hint(path)}Give the folder that PEFT's "
+            "save_pretrained or `shardyard export` wrote."
+        )
     return (
         f"={path.text!r} does not exist (looked for {Path(path.text).expanduser().absolute()}). "
         f"{_near_hint(path)}Correct the path, or use python-stdlib for text that is always there."

@@ -14,6 +14,7 @@ from typing import Any
 from shardyard.config.adapter_files import AdapterFolder, is_adapter_folder, read_adapter_folder
 from shardyard.config.load import Source, read_settings
 from shardyard.config.model.files import base_digest
+from shardyard.config.paths import unreadable_reason
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Lora, Model, Recipe
 from shardyard.config.secrets import show
@@ -54,14 +55,17 @@ def start_overrides(sources: Sequence[Source], overrides: Sequence[str]) -> list
         ShardyardError: The export's own.
     """
     recipe: Recipe = read_settings(tuple(sources), overrides, with_site=True)[0]
-    model, runs_dir = recipe.model, Path(recipe.run.dir).expanduser()
+    model = recipe.model
+    if recipe.run.from_ is None and model.path is None:
+        return []
+    if not all(map(_can_be_followed, (recipe.run.dir, model.path or "."))):
+        return []  # the checks of the recipe's paths say why
+    runs_dir = Path(recipe.run.dir).expanduser()
     if recipe.run.from_ is not None:
         point = _named_point(recipe.run.from_, runs_dir)
         _check_other_weights(point, model)
-    elif model.path is None:
-        return []
     else:
-        folder = Path(model.path).expanduser()
+        folder = Path(str(model.path)).expanduser()
         found = _point_of_folder(folder)
         if found is None:
             return _written(_of_adapter(folder, model)) if is_adapter_folder(folder) else []
@@ -69,6 +73,13 @@ def start_overrides(sources: Sequence[Source], overrides: Sequence[str]) -> list
         _check_other_weights(point, model.model_copy(update={"path": None}))
     settings, step = _settings_of(point, recipe)
     return _written({**settings, "run.from": point.words(step, runs_dir)})
+
+
+def _can_be_followed(path: str) -> bool:
+    try:
+        return unreadable_reason(path) is None
+    except (RuntimeError, ValueError):  # an unknown user's home, a NUL
+        return False
 
 
 def _written(settings: Mapping[str, Any]) -> list[str]:
@@ -104,7 +115,8 @@ def _point_of_folder(folder: Path) -> StartingPoint | None:
     step, above = step_of_name(folder.name), folder.resolve().parent.parent
     if step is not None and is_run(above):
         return _point(text, RunDir(above), str(step))
-    return _point(text, RunDir(folder.resolve()), LATEST) if is_run(folder) else None
+    run = RunDir(folder.resolve())
+    return _point(text, run, LATEST) if is_run(folder) and run.attempts.is_dir() else None
 
 
 def _point(text: str, run_dir: RunDir, step: str) -> StartingPoint:
