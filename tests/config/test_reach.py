@@ -81,7 +81,9 @@ def request_with(setting: str, path: str, folder: Path) -> list[str]:
         "run": {"steps": 1, "dir": str(folder / "runs")},
         "cluster": {},
     }
-    section, _, key = setting.rpartition(".")
+    section, _, key = (
+        setting.rpartition(".") if setting == "model.lora.path" else setting.partition(".")
+    )
     value: Any = {"secrets.TOKEN": f"file:{path}", "launch.code": [path]}.get(setting, path)
     part = recipe
     for name in section.split("."):

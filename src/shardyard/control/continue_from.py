@@ -116,7 +116,7 @@ def _point_of_folder(folder: Path) -> StartingPoint | None:
     if step is not None and is_run(above):
         return _point(text, RunDir(above), str(step))
     run = RunDir(folder.resolve())
-    return _point(text, run, LATEST) if is_run(folder) and run.attempts.is_dir() else None
+    return _point(text, run, LATEST) if is_run(folder) and run.attempts() else None
 
 
 def _point(text: str, run_dir: RunDir, step: str) -> StartingPoint:

@@ -7,7 +7,9 @@ from shardyard.config.schema.reference import sections, settings
 
 def is_section(name: str) -> bool:
     section, key = name.split(".")
-    return isinstance(getattr(getattr(Recipe(), section), key), Section)
+    content = getattr(Recipe(), section)
+    fields = {field.alias or each: each for each, field in type(content).model_fields.items()}
+    return isinstance(getattr(content, fields[key]), Section)
 
 
 def test_every_setting_of_the_schema_is_listed() -> None:
