@@ -51,15 +51,17 @@ def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
         check(named(asked, "new"))
     problems = [str(problem) for problem in refused.value.problems]
     assert len(problems) == 2
-    assert problems[0].startswith("optim.lr=auto is known for adamw only. Give one; 7 is a usual")
-    assert "optim.eps=1e-08 is a setting of adamw and lamb; optim.name is new" in problems[1]
+    assert problems[0].startswith("optim.lr=auto is known for adamw and muon only. Give one; 7")
+    assert (
+        "optim.eps=1e-08 is a setting of adamw and lamb and muon; optim.name is new" in problems[1]
+    )
     assert problems[1].endswith("which reads momentum. Leave it out.")
     draft = Draft(recipe=named(asked, "new"), context=ResolveContext(shape=SHAPE))
     assert AFTER_LAYOUT["optim.weight_decay"](draft) == (0.3, "because")
     with pytest.raises(AssertionError, match="new"):  # never the rate of another
         AFTER_LAYOUT["optim.lr"](draft)
     planned = named(resolved_recipe(precision={"optimizer_states": "bf16"}), "new")
-    assert optimizer_bytes(planned) == 3 * 2
+    assert optimizer_bytes(planned, "block matrix") == 3 * 2
     assert workload_of(planned, SHAPE, layout()).formats.optimizer_bytes == 3 * 2
     assert workload_of(planned, SHAPE, layout()).formats.update_bytes == 100 + 3 * 8
 
@@ -68,7 +70,7 @@ def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
     "ask",
     [
         lambda recipe: check(recipe),
-        lambda recipe: optimizer_bytes(recipe),
+        lambda recipe: optimizer_bytes(recipe, "other"),
         lambda recipe: workload_of(recipe, SHAPE, layout()),
         lambda recipe: AFTER_LAYOUT["optim.lr"](
             Draft(recipe=recipe, context=ResolveContext(shape=SHAPE))

@@ -1,4 +1,4 @@
-"""LAMB, LARS and Lion in layouts against each by hand in one process."""
+"""LAMB, LARS, Lion and Muon in layouts against each by hand in one process."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tests.distributed.runs import Corpus, make_run
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars
 from tests.train.lion import Lion
+from tests.train.muon import Muon
 
 STEPS = 20
 BATCH = 6
@@ -36,6 +37,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 """Rates that move each matrix by about 1 % of its norm a step."""
 
 LION: dict[str, Any] = {"lr": 1e-3}
+MUON: dict[str, Any] = {"lr": 3e-3}
 
 Layouts = dict[str, dict[str, Any]]
 QUICK: Layouts = {"zero 3": {"zero": 3, "dp_shard": 2}}
@@ -52,7 +54,7 @@ MORE: Layouts = {
 def made(folder: Path, corpus: Corpus, parallel: dict[str, Any], name: str = "lamb") -> RunDir:
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": STEPS},
-        "optim": {**OPTIM, "name": name, **(LION if name == "lion" else OPTIMIZERS[name])},
+        "optim": {**OPTIM, "name": name, **{"lion": LION, "muon": MUON, **OPTIMIZERS}[name]},
         "parallel": parallel,
         "precision": {"compute": "fp32"},
         "cluster": {"devices": 2 if parallel else 1},
@@ -111,10 +113,13 @@ def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str,
     return losses, first, last
 
 
-def _optimizer_by_hand(optim: Optim, model: nn.Module) -> Lamb | Lars | Lion:
+def _optimizer_by_hand(optim: Optim, model: nn.Module) -> Lamb | Lars | Lion | Muon:
     lr, decay = float(optim.lr), float(optim.weight_decay)
     if optim.name == "lamb":
         return Lamb(model.parameters(), lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
+    if optim.name == "muon":
+        params = dict(model.named_parameters())
+        return Muon(params, lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
     if optim.name == "lion":
         return Lion(model.parameters(), lr=lr, decay=decay, betas=optim.betas)
     trust = optim.trust_coefficient

@@ -54,6 +54,7 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
         ({"name": "lamb"}, 8),
         ({"name": "lars", "momentum": 0.9}, 4),
         ({"name": "lion"}, 4),
+        ({"name": "muon"}, 4),
         ({"name": "lamb", "ema_decay": 0.999}, 8 + 4),
         ({"module": "own:Lion", "module_states": ["exp_avg"]}, 4),
         ({"module": "own:Lion"}, 8),
@@ -61,8 +62,10 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
 )
 def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbytes: int) -> None:
     optim = {"lr": 0.1, **optim}
-    assert optimizer_bytes(resolved_recipe(optim=optim)) == nbytes
+    assert optimizer_bytes(resolved_recipe(optim=optim), "block matrix") == nbytes
     assert of(optim=optim).formats.optimizer_bytes == nbytes
+    outside = 8 if optim.get("name") == "muon" else nbytes
+    assert of(optim=optim).formats.outside_optimizer_bytes == outside
 
 
 @pytest.mark.parametrize(

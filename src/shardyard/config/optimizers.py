@@ -8,8 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-OptimizerName = Literal["adamw", "sgd", "lamb", "lars", "lion"]
+OptimizerName = Literal["adamw", "sgd", "lamb", "lars", "lion", "muon"]
 """Every name has a row in ``OPTIMIZERS``."""
+
+ParamKind = Literal["block matrix", "other"]
+"""``block matrix``: a matrix of a block, or the matrices of its experts. ``other``: embeddings, the
+head, norms, biases and convolutions.
+"""
+
+
+def param_kind(name: str, dims: int) -> ParamKind:
+    """Return the kind of a parameter.
+
+    Args:
+        name: Of the parameter in the model, such as ``model.layers.3.mlp.up_proj.weight``.
+        dims: Its dimensions.
+    """
+    parts = name.split(".")
+    is_matrix = dims == 2 or (dims == 3 and "experts" in parts)
+    return "block matrix" if is_matrix and any(map(str.isdecimal, parts)) else "other"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +37,8 @@ class Average:
     """In checkpoints: ``optim.<name>.<parameter>``."""
     factor: str
     """Setting of ``optim`` that says how slowly it follows; where that is 0 there is none."""
+    kinds: tuple[ParamKind, ...] = ("block matrix", "other")
+    """Parameters that have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +76,10 @@ class Optimizer:
     """``module:class``, a ``train.optimizers.Update``."""
     betas: tuple[float, float] | None = None
     """Published ``optim.betas``, used where a recipe sets none; None: the optimizer reads none."""
+    momentum: float | None = None
+    """Published ``optim.momentum``, used where a recipe sets none; None: that of the schema."""
+    gathers_matrices: bool = False
+    """Whether it needs each block matrix whole, so that a rank gets it from those that split it."""
     one_pass: OnePass | None = None
     """Update where one rank computes with weight copies; None: they are cast after the update."""
 
@@ -147,6 +170,26 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         update="shardyard.train.optimizers.lion:Lion",
         betas=(0.9, 0.99),  # as its authors (arXiv:2302.06675, section 5)
     ),
+    "muon": Optimizer(
+        state_tensors=(
+            Average(name="momentum_buffer", factor="momentum", kinds=("block matrix",)),
+            Average(name="exp_avg", factor="betas", kinds=("other",)),
+            Average(name="exp_avg_sq", factor="betas", kinds=("other",)),
+        ),
+        counts_steps=True,
+        settings=("betas", "eps", "decay_vectors", "momentum"),
+        knows_lr=True,  # its steps have the size of AdamW's
+        typical_lr="3e-4",
+        weight_decay=0.1,
+        decay_reason="as Moonlight (arXiv:2502.16982, section 2.2)",
+        needs_all=True,
+        # the direction is written, sent, and read to be applied
+        moved_bytes=_ONE_PASS_BYTES + 4 * 4,
+        update="shardyard.train.optimizers.muon:Muon",
+        betas=(0.9, 0.95),  # as Moonlight (arXiv:2502.16982)
+        momentum=0.95,  # as its author (kellerjordan.github.io/posts/muon)
+        gathers_matrices=True,
+    ),
 }
 
 
@@ -203,12 +246,12 @@ def optimizer_of(optim: OptimizerSettings) -> Optimizer:
     return OPTIMIZERS[optim.name]
 
 
-def state_tensor_names(optim: OptimizerSettings) -> tuple[str, ...]:
-    """Names of the averages that these settings hold of each parameter."""
+def state_tensor_names(optim: OptimizerSettings, kind: ParamKind) -> tuple[str, ...]:
+    """Names of the averages that these settings hold of each parameter of a kind."""
     return tuple(
         average.name
         for average in optimizer_of(optim).state_tensors
-        if getattr(optim, average.factor)
+        if getattr(optim, average.factor) and kind in average.kinds
     )
 
 
@@ -225,7 +268,7 @@ def factors_of(optim: OptimizerSettings) -> dict[str, float]:
 
 def moved_bytes(optim: OptimizerSettings) -> int:
     """Return the bytes that an update moves for a parameter, with its averages in fp32."""
-    return optimizer_of(optim).moved_bytes + 8 * len(state_tensor_names(optim))
+    return optimizer_of(optim).moved_bytes + 8 * len(state_tensor_names(optim, "block matrix"))
 
 
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:
@@ -256,6 +299,7 @@ NAMES: dict[OptimizerName, Mapping[Elsewhere, tuple[str, ...]]] = {
         "deepspeed": ("lion", "fusedlion"),
         "trainer": ("lion_32bit",),
     },
+    "muon": {},
 }
 """In small letters; one row for each of ``OPTIMIZERS``."""
 

@@ -61,9 +61,15 @@ def shard_bounds(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def compute_shard_bounds(
-    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+    shape: Sequence[int],
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    coordinate: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offsets and sizes of this rank's part of a whole of that shape.
+    """Offsets and sizes of a rank's part of a whole of that shape.
+
+    Args:
+        coordinate: Of the rank in the mesh; None: this rank.
 
     torch 2.13 has it wrong where two axes split one dimension and neither divides it: of 513 rows
     over 2 x 4 ranks its parts overlap.
@@ -76,7 +82,8 @@ def compute_shard_bounds(
             continue
         dim = placement.dim  # type: ignore[attr-defined]
         part = -(-sizes[dim] // mesh.size(axis))
-        begin = min(part * mesh.get_local_rank(axis), sizes[dim])
+        at = mesh.get_local_rank(axis) if coordinate is None else coordinate[axis]
+        begin = min(part * at, sizes[dim])
         offsets[dim] += begin
         sizes[dim] = min(part, sizes[dim] - begin)
     return tuple(offsets), tuple(sizes)

@@ -130,6 +130,8 @@ class ParamNorms:
             tied_across_stages: Names of parameters that two pipeline stages hold, equal on both.
         """
         names = params if names is None else names
+        self.params = params
+        """Parameters of this rank, as they are split."""
         self.is_split = len(names) > len(params) or any(map(_is_split, params.values()))
         """Whether a rank holds parts of parameters, or only some of them."""
         self._device = next((param.device for param in params.values()), torch.device("cpu"))

@@ -285,8 +285,8 @@ def _stage_state(w: Workload, stage: int) -> _StageState:
     tables = 1 if is_tied else int(first) + int(last)
     layers, block = stage_blocks(w, stage), block_elements(shape, layout)
     table = table_parameters(shape, layout)
-    elements = layers * block + tables * table
-    elements += small_parameters(shape, first=first, last=last)
+    outside = tables * table + small_parameters(shape, first=first, last=last)
+    elements = layers * block + outside
     trained = stage_trained(w, stage)
     if w.trained is not None and w.trained.adapters is not None:
         assert trained is not None
@@ -304,7 +304,7 @@ def _stage_state(w: Workload, stage: int) -> _StageState:
         has_head=last,
         elements=elements,
         trained=trained
-        or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers, 0),
+        or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers, 0, outside),
         saved=kept,
         recomputed=again,
         flying=flying,

@@ -18,7 +18,7 @@ def snapshot_bytes(w: Workload) -> float:
     """Copies of what a checkpoint holds, of this rank's part."""
     formats = w.formats
     frozen = 0.0 if _has_adapters(w) else _frozen(w) * formats.compute_bytes
-    state = _trained(w) * (formats.weight_bytes + formats.optimizer_bytes) + frozen
+    state = _trained(w) * formats.weight_bytes + _optimizer_bytes(w) + frozen
     return w.techniques.snapshots * state
 
 
@@ -29,10 +29,11 @@ def offloaded_bytes(w: Workload) -> float:
         case "none":
             return 0.0
         case "optimizer":
-            return _trained(w) * formats.optimizer_bytes
+            return _optimizer_bytes(w)
         case "params":
-            states = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
-            return _trained(w) * states + _frozen(w) * formats.compute_bytes
+            states = formats.weight_bytes + formats.gradient_bytes
+            held = _trained(w) * states + _optimizer_bytes(w)
+            return held + _frozen(w) * formats.compute_bytes
         case "activations":
             return _activations(w) * in_flight(w, 0)
         case _:
@@ -63,12 +64,12 @@ def moved_for_update(w: Workload) -> float:
         case "none" | "activations":
             return 0.0
         case "optimizer" if not w.techniques.updates_on_host:  # both ways at once, each as much
-            return _trained(w) * formats.optimizer_bytes
+            return _optimizer_bytes(w)
         case "optimizer":  # gradients down, parameters up
             return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
         case "params" if not w.techniques.updates_on_host:  # up; less goes down meanwhile
-            each = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
-            return _trained(w) * each
+            each = formats.weight_bytes + formats.gradient_bytes
+            return _trained(w) * each + _optimizer_bytes(w)
         case "params":
             return 0.0
         case _:
@@ -89,6 +90,13 @@ def _trained(w: Workload) -> float:
         if trained is None
         else trained.elements / (w.layout.dp_shard * w.layout.cp)
     )
+
+
+def _optimizer_bytes(w: Workload) -> float:
+    """States of the optimizer of the first stage, of one rank's part."""
+    trained = stage_trained(w, 0)
+    outside = stage_parameters(w.shape, w.layout, 0) if trained is None else trained.outside
+    return w.formats.all_optimizer_bytes(_trained(w), outside / (w.layout.dp_shard * w.layout.cp))
 
 
 def _frozen(w: Workload) -> float:

@@ -87,6 +87,8 @@ class StageTrained(NamedTuple):
     """Blocks with a backward pass."""
     gathers: int
     """Inputs of these blocks that tp gathers again, for the gradients of matrices."""
+    outside: float
+    """Parameters outside of blocks, among all."""
 
 
 def stage_trained(w: Workload, rank: int) -> StageTrained | None:
@@ -109,6 +111,7 @@ def stage_trained(w: Workload, rank: int) -> StageTrained | None:
         experts=sum(each.experts for each in blocks) / layout.ep / layout.tp,
         layers=sum(number >= trained.lowest for number in numbers),
         gathers=sum(trained.gathers[number] for number in numbers),
+        outside=sum(each.on_rank(layout) for each in ends),
     )
 
 

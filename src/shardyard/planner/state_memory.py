@@ -139,7 +139,7 @@ def optimizer_state_bytes(w: ShardedStep, stage: Parameters) -> float:
     """All that zero 1 splits."""
     if w.techniques.offload in ("optimizer", "params"):
         return 0.0
-    return stage.trained.elements * w.formats.optimizer_bytes / shards(w)
+    return w.formats.all_optimizer_bytes(stage.trained.elements, stage.trained.outside) / shards(w)
 
 
 # --- parameters that are whole for a while -------------------------------------------------------
@@ -244,11 +244,28 @@ def checkpoint_bytes(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
         recipe: May still hold an ``auto``; frozen weights then count as fp32.
     """
     trained, frozen = trained_and_frozen(recipe, model)
-    saved = trained * (4 + optimizer_bytes(recipe))
+    in_blocks, outside = (
+        optimizer_bytes(recipe, "block matrix"),
+        optimizer_bytes(recipe, "other"),
+    )
+    saved = trained * (4 + in_blocks)
+    if in_blocks != outside:
+        saved += (outside - in_blocks) * trained_outside(recipe, model)
     if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
         compute = recipe.precision.compute
         saved += frozen * (4 if compute == "auto" else FORMAT_BYTES[compute])
     return round(saved)
+
+
+def trained_outside(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
+    """Trained parameters outside of the blocks; of a network for images all."""
+    if isinstance(model, ImageNetwork):
+        return trained_and_frozen(recipe, model)[0]
+    trained = trained_of(model, recipe.model)
+    if trained is None:
+        tables = 1 if model.tie_word_embeddings else 2
+        return tables * model.table_parameters + sum(model.small_parameters)
+    return sum(sum(each) for each in (trained.table, trained.before, trained.norm, trained.head))
 
 
 def trained_and_frozen(recipe: Recipe, model: ModelShape | ImageNetwork) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from shardyard.planner.collectives import (
     Group,
     all_gather_s,
     all_reduce_s,
+    all_to_all_s,
     reduce_scatter_s,
     send_s,
 )
@@ -36,6 +37,13 @@ multiprocessors).
 
 OPTIMIZER_START_S = 1e-3
 """Gradient norm, clip, schedule: some small kernels and one all-reduce."""
+
+NEWTON_SCHULZ_FLOPS = 24
+"""FLOP of Muon's five iterations for each element of a matrix and each row of it.
+
+A matrix of m rows and n columns takes 5 x (4 m^2 n + 2 m^3): per element and row 30 where it is
+square, 20 where it is very wide; 24 at n = 2.5 m.
+"""
 
 SLOWER_PER_DOUBLING = 0.005
 """Share of a step lost with each doubling of the nodes that step together.
@@ -288,7 +296,21 @@ class StepModel:
         if layout.world_size == 1 and formats.one_pass_bytes is not None:
             each = formats.one_pass_bytes
         moved = self._trained_share * held * each
-        return moved / self.times.rates.bytes_per_s + OPTIMIZER_START_S
+        seconds = moved / self.times.rates.bytes_per_s + OPTIMIZER_START_S
+        if self.times.techniques.orthogonalizes:
+            seconds += self._orthogonalized_s(layout, layers)
+        return seconds
+
+    def _orthogonalized_s(self, layout: Layout, layers: float) -> float:
+        """Return the time in which the ranks that split matrices each iterate on some, whole."""
+        times, shards = self.times, layout.dp_shard * layout.cp
+        blocks = layers * block_elements(times.shape, layout) / shards
+        elements = self._trained_share * blocks
+        flops = elements * NEWTON_SCHULZ_FLOPS * times.shape.hidden_size
+        inner, _ = self._groups(layout)
+        group = Group(size=inner.size * layout.tp, per_node=inner.per_node * layout.tp)
+        sent = elements * times.formats.compute_bytes
+        return flops / times.rates.flops_per_s + 2 * all_to_all_s(sent, group, self.cluster)
 
     def _offload_s(
         self, layout: Layout, *, micro_batch: int, passes: int, recompute: Recompute, work_s: float

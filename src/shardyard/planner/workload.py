@@ -17,7 +17,12 @@ from shardyard.config.formulas import (
     waits_for_logits,
 )
 from shardyard.config.layout import Layout
-from shardyard.config.optimizers import moved_bytes, optimizer_of, state_tensor_names
+from shardyard.config.optimizers import (
+    ParamKind,
+    moved_bytes,
+    optimizer_of,
+    state_tensor_names,
+)
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trainable_parameters import TrainableElements, trained_of
@@ -75,6 +80,8 @@ class Formats:
     """The gradient that is held from pass to pass, split by zero 2."""
     optimizer_bytes: float
     """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
+    outside_optimizer_bytes: float | None = None
+    """The same of parameters outside of the blocks, which Muon does not move; None: no other."""
     optimizer_reason: str = "moments"
     """Words for what these are."""
     reduce_bytes: float
@@ -90,6 +97,11 @@ class Formats:
     (Dettmers et al. 2023, arXiv:2305.14314, section 3)."""
     keeping: ShardingPolicy = ShardingPolicy()
     """States that a rank holds whole, and when."""
+
+    def all_optimizer_bytes(self, elements: float, outside: float) -> float:
+        """Return ``optimizer_bytes`` of all parameters, ``outside`` of which are in no block."""
+        each, other = self.optimizer_bytes, self.outside_optimizer_bytes
+        return elements * each + outside * (0.0 if other is None else other - each)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +169,8 @@ class Techniques:
     """Whether the loss is computed in chunks of unknown size: an eighth each is assumed."""
     loss_chunk: int | None = None
     """Ours: tokens whose logits are held at once, and then the head's gradient; None: all."""
+    orthogonalizes: bool = False
+    """Whether the update exchanges whole matrices of blocks and iterates on them (Muon)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +275,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             has_standby=recipe.elastic.parked is True,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
+            orthogonalizes=optimizer_of(recipe.optim).gathers_matrices,
         ),
         trained=trained_of(shape, recipe.model),
     )
@@ -276,7 +291,8 @@ def formats_of(recipe: Recipe) -> Formats:
         gradient_bytes=8
         if recipe.precision.reduce == "exact"
         else 4,  # integers until they are summed
-        optimizer_bytes=optimizer_bytes(recipe),
+        optimizer_bytes=optimizer_bytes(recipe, "block matrix"),
+        outside_optimizer_bytes=optimizer_bytes(recipe, "other"),
         optimizer_reason=_optimizer_reason(recipe),
         # An average is read and written, and the weight is read once more for it.
         update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
@@ -304,21 +320,25 @@ def _with_copies(formats: Formats, recipe: Recipe, shape: ModelShape) -> Formats
     )
 
 
-def optimizer_bytes(recipe: Recipe) -> int:
-    """State of a parameter that zero 1 splits, and its own average."""
-    states = len(state_tensor_names(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]
-    return states + _average_bytes(recipe)
+def optimizer_bytes(recipe: Recipe, kind: ParamKind) -> int:
+    """State of a parameter that zero 1 splits, and its own average.
+
+    Norms and biases of blocks are so few that they count as matrices of blocks.
+    """
+    states = len(state_tensor_names(recipe.optim, kind))
+    return states * FORMAT_BYTES[recipe.precision.optimizer_states] + _average_bytes(recipe)
 
 
 def _optimizer_reason(recipe: Recipe) -> str:
     optim = recipe.optim
     if optim.module is None:
-        return "moments"
+        is_mixed = optimizer_of(optim).gathers_matrices
+        return "momentum, outside of blocks moments" if is_mixed else "moments"
     if optim.module_states:
         return f"states of optim.module ({', '.join(optim.module_states)})"
+    assumed = len(optimizer_of(optim).state_tensors)
     return (
-        f"{len(state_tensor_names(optim))} states assumed, as optim.module declares none: name "
-        "them in optim.module_states"
+        f"{assumed} states assumed, as optim.module declares none: name them in optim.module_states"
     )
 
 

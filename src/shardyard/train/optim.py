@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.optimizers import optimizer_of, state_tensor_names
+from shardyard.config.optimizers import optimizer_of, param_kind, state_tensor_names
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.gradients import ParamNorms, local_part, placed_like, square_sum
@@ -94,7 +94,7 @@ class ShardOptimizer:
             self._states: dict[str, State] = {name: {} for name in self._shards}
         else:
             self._states = {
-                name: _zero_state(shard, optim, dtype, on_host)
+                name: _zero_state(name, shard, optim, dtype, on_host)
                 for name, shard in self._shards.items()
             }
             self._saved_states = self._states
@@ -199,14 +199,14 @@ def _parts(shards: Mapping[str, Tensor], limit: float) -> Iterable[list[str]]:
 
 
 def _zero_state(
-    shard: Tensor, optim: Optim, dtype: torch.dtype, on_host: StatesOnHost | None
+    name: str, shard: Tensor, optim: Optim, dtype: torch.dtype, on_host: StatesOnHost | None
 ) -> State:
     """The state before the first step, so that saving and loading never depend on one."""
     state = {
-        name: torch.zeros_like(shard, requires_grad=False, dtype=dtype)
+        each: torch.zeros_like(shard, requires_grad=False, dtype=dtype)
         if on_host is None
         else on_host.zeros(shard, dtype)
-        for name in state_tensor_names(optim)
+        for each in state_tensor_names(optim, param_kind(name, shard.dim()))
     }
     if optimizer_of(optim).counts_steps:
         # on the device, where a skip is decided; fp32 counts exactly to 2**24

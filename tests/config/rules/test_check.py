@@ -65,17 +65,21 @@ PROBLEMS = [
         ["parallel.pp=2", "parallel.schedule=zero-bubble", "model.compile=true"],
         "model.compile=true with parallel.schedule=zero-bubble: a compiled block has one backward",
     ),
-    (["optim.name=sgd"], "optim.lr=auto is known for adamw only. Give one"),
-    (["optim.name=lamb"], "known for adamw only. Give one; 1e-3 is a usual start for lamb."),
+    (["optim.name=sgd"], "optim.lr=auto is known for adamw and muon only. Give one"),
+    (
+        ["optim.name=lamb"],
+        "known for adamw and muon only. Give one; 1e-3 is a usual start for lamb.",
+    ),
     (
         ["optim.momentum=0.9"],
-        "optim.momentum=0.9 is a setting of sgd and lars; optim.name is adamw, which reads betas",
+        "optim.momentum=0.9 is a setting of sgd and lars and muon; optim.name is adamw, which "
+        "reads betas",
     ),
     # given, so somebody believes that it acts, also where it is the default
     (
         ["optim.name=sgd", "optim.lr=0.1", "optim.eps=1e-8"],
-        "optim.eps=1e-08 is a setting of adamw and lamb; optim.name is sgd, which reads momentum "
-        "and nesterov. Leave it out.",
+        "optim.eps=1e-08 is a setting of adamw and lamb and muon; optim.name is sgd, which reads "
+        "momentum and nesterov. Leave it out.",
     ),
     (["optim.nesterov=false"], "optim.nesterov=False is a setting of sgd"),
     (

@@ -33,6 +33,7 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("parallel.tp=2", "parallel.tp=2: in a network for images "),
         ("optim.lr=auto", "Set optim.lr=0.1, usual for 256 images a step"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
+        ("optim.name=muon", "which of a network for images those are is not known. Use adamw, or"),
         ("memory.offload=activations", "Use memory.recompute, or memory.offload=optimizer."),
         ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),
         ("data.images.crop_area=[0.5, 0.1]", "crop_area=[0.5, 0.1] are not bounds. Give a number"),

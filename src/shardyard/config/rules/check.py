@@ -244,6 +244,11 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
         known = " and ".join(name for name, other in OPTIMIZERS.items() if other.knows_lr)
         text = f"=auto is known for {known} only. Give one; {row.typical_lr} is a usual start for"
         yield Problem("optim.lr", f"{text} {optim.module or optim.name}.")
+    reads_images = task_row(recipe.task.name).reads == "images"
+    if row.gathers_matrices and (recipe.model.module is not None or reads_images):
+        what = "a network for images" if reads_images else "model.module"
+        text = f"={optim.name} moves the matrices of a language model's blocks, and which of {what}"
+        yield Problem("optim.name", f"{text} those are is not known. Use adamw, or optim.module.")
     for key in sorted(optim.model_fields_set):
         readers = readers_of(key)
         if readers and optim.name not in readers and optim.module is None:

@@ -256,11 +256,12 @@ class Optim(Section):
     """Steps in a row that may be skipped because the loss or gradient is NaN or infinite."""
 
     @model_validator(mode="after")
-    def _take_published_betas(self) -> Self:
-        """Take the betas with which the optimizer was published, unless the recipe sets them."""
-        published = OPTIMIZERS[self.name].betas
-        if published is not None and "betas" not in self.model_fields_set:
-            self.__dict__["betas"] = published  # not an assignment: it stays a default
+    def _take_published_averages(self) -> Self:
+        """Take betas and momentum as the optimizer was published, unless the recipe sets them."""
+        row = OPTIMIZERS[self.name]
+        for key, published in (("betas", row.betas), ("momentum", row.momentum)):
+            if published is not None and key not in self.model_fields_set:
+                self.__dict__[key] = published  # not an assignment: it stays a default
         return self
 
 

@@ -74,7 +74,7 @@ def _network_parameters(step: ImageStep) -> _NetworkParameters:
     blocks = [part for part in step.parts if part.name]
     largest = max((part.parameters for part in blocks), default=0)
     count = step.parameters
-    trained = StageTrained(count, largest, 0.0, 0.0, 0.0, len(blocks), 0)
+    trained = StageTrained(count, largest, 0.0, 0.0, 0.0, len(blocks), 0, 0.0)
     return _NetworkParameters(layers=len(blocks), block=largest, elements=count, trained=trained)
 
 
