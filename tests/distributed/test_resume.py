@@ -72,10 +72,23 @@ def _digests(run_dir: RunDir) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
-@pytest.mark.parametrize("states", ["fp32", pytest.param("bf16", marks=pytest.mark.system)])
-def test_a_drained_run_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path, states: str) -> None:
-    optim = {"ema_decay": 0.9}
-    sections = {**_sections(2), "optim": optim, "precision": {"optimizer_states": states}}
+@pytest.mark.parametrize(
+    ("states", "optim"),
+    [
+        ("fp32", {}),
+        pytest.param("bf16", {}, marks=pytest.mark.system),
+        pytest.param("fp32", {"name": "muon"}, marks=pytest.mark.system),
+    ],
+    ids=["fp32", "bf16", "muon"],
+)
+def test_a_drained_run_goes_on_bit_for_bit(
+    corpus: Corpus, tmp_path: Path, states: str, optim: dict[str, Any]
+) -> None:
+    sections = {
+        **_sections(2),
+        "optim": {"ema_decay": 0.9, **optim},
+        "precision": {"optimizer_states": states},
+    }
     whole = make_run(tmp_path / "whole", corpus, sections)
     parts = make_run(tmp_path / "parts", corpus, sections)
     assert run_on_ranks(train_here, 2, whole) == [FINISHED] * 2

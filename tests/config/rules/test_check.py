@@ -72,13 +72,13 @@ PROBLEMS = [
     ),
     (
         ["optim.momentum=0.9"],
-        "optim.momentum=0.9 is a setting of sgd and lars and muon; optim.name is adamw, which "
+        "optim.momentum=0.9 is a setting of sgd, lars and muon; optim.name is adamw, which "
         "reads betas",
     ),
     # given, so somebody believes that it acts, also where it is the default
     (
         ["optim.name=sgd", "optim.lr=0.1", "optim.eps=1e-8"],
-        "optim.eps=1e-08 is a setting of adamw and lamb and muon; optim.name is sgd, which reads "
+        "optim.eps=1e-08 is a setting of adamw, lamb and muon; optim.name is sgd, which reads "
         "momentum and nesterov. Leave it out.",
     ),
     (["optim.nesterov=false"], "optim.nesterov=False is a setting of sgd"),

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from shardyard.config.optimizers import OPTIMIZERS, readers_of
+from shardyard.config.optimizers import OPTIMIZERS, listed, readers_of
 from shardyard.config.schema.base import Section as Fields
 from shardyard.config.schema.recipe import Recipe
 
@@ -100,7 +100,7 @@ def _by_optimizer(setting: str) -> list[str]:
     match key:
         case "lr":
             known = [name for name, row in OPTIMIZERS.items() if row.knows_lr]
-            return [f"auto is known for {' and '.join(known)}."]
+            return [f"auto is known for {listed(known)}."]
         case "weight_decay":
             values = [f"{row.weight_decay:g} for {name}" for name, row in OPTIMIZERS.items()]
             return [f"auto: {', '.join(values)}."]
@@ -111,7 +111,13 @@ def _by_optimizer(setting: str) -> list[str]:
             return [f"Default: {', '.join(betas)}; others have none."]
         case _:
             readers = readers_of(key)
-            return [f"Only for {' and '.join(readers)}."] if readers else []
+            published = [
+                f"{row.momentum:g} for {name}"
+                for name, row in OPTIMIZERS.items()
+                if key == "momentum" and row.momentum
+            ]
+            default = [f"Default: {', '.join(published)}."] if published else []
+            return [f"Only for {listed(readers)}.", *default] if readers else []
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
