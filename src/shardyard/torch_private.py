@@ -334,6 +334,14 @@ def rendezvous_node(address: str, pid: int, number: int) -> Any:
 # -- fully_shard --------------------------------------------------------------------------------
 
 
+def mesh_ranks(mesh: "DeviceMesh") -> Any:
+    """Return the ranks of a mesh in the world, in nested lists; also among tensors without data."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return mesh.mesh.tolist()
+
+
 def placement_on_mesh(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
     """Return how ``shard_placement_fn`` splits a parameter over another mesh than its group.
 

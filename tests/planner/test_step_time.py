@@ -50,6 +50,18 @@ def test_terms_add_up_to_the_step_and_have_reasons() -> None:
     assert "8 micro-batches of 1" in terms[0].reason
 
 
+def test_muon_takes_the_time_of_its_products_and_sends_shared_by_those_who_split() -> None:
+    plain = workload(dp_shard=16)
+    muon = replace(plain, techniques=replace(plain.techniques, orthogonalizes=True))
+    alone = replace(muon, layout=replace(muon.layout, dp_shard=1, dp_replicate=16, zero=1))
+    extra = parts(muon).optimizer_s - parts(plain).optimizer_s
+    # 6.5 G elements x 24 x 4,096 at 600 to 989 TFLOP/s, and twice 2 bytes of each over the network
+    flops = 6.476e9 * 24 * 4096 / 16
+    sent = 2 * 2 * 6.476e9 / 16
+    assert flops / 989e12 + sent / 450e9 < extra < flops / 500e12 + sent / 20e9
+    assert parts(alone).optimizer_s > 16 * flops / 989e12  # each copy computes all
+
+
 def test_every_part_of_a_step_has_a_name() -> None:
     assert tuple(NAMES) == Parts._fields
     assert len({name for name, _ in NAMES.values()}) == len(NAMES)

@@ -18,6 +18,9 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
 from shardyard.planner.dry_run import dry_run as ask_in_a_process
+from shardyard.planner.memory import memory
+from shardyard.planner.state_memory import checkpoint_bytes
+from shardyard.planner.workload import workload_of
 from shardyard.train.dry_run import dry_run
 from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
@@ -145,6 +148,20 @@ def test_states_are_twelve_bytes_a_parameter_and_four_more_with_gradients() -> N
     assert terms["gradients"] == pytest.approx(4 * quarter, rel=0.03)
     assert terms["optimizer"] == pytest.approx(8 * quarter, rel=0.05)
     assert sum(terms.values()) == pytest.approx(16 * quarter, rel=0.05)
+
+
+def test_muon_holds_four_bytes_a_parameter_of_blocks_and_eight_of_the_rest() -> None:
+    optim = {
+        "name": "muon", "lr": 1e-3, "weight_decay": 0.1, "global_batch": 16, "micro_batch": 2,
+    }  # fmt: skip
+    recipe = tiny(layout=FOUR_RANKS, optim=optim)
+    found = terms_of(dry_run(recipe, SHAPE, FOUR_RANKS), "optimizer step")["optimizer"]
+    workload = workload_of(recipe, SHAPE, FOUR_RANKS)
+    predicted = memory(workload).term("optimizer")
+    assert found == pytest.approx(predicted, rel=0.05)
+    assert predicted < 0.8 * 8 * SHAPE.parameters / 4
+    checkpoint = checkpoint_bytes(recipe, SHAPE)
+    assert checkpoint == pytest.approx(4 * SHAPE.parameters + 4 * predicted, rel=1e-3)
 
 
 def test_the_loss_holds_one_fp32_number_a_logit_beside_the_logits() -> None:

@@ -11,7 +11,9 @@ uneven rows, the columns of tp. Experts that are split only by number stay where
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
+from operator import getitem
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
 from shardyard.models.local_shard import compute_shard_bounds
+from shardyard.torch_private import mesh_ranks
 
 Compute = Callable[[Tensor], Tensor]
 """From matrices (..., rows, columns) to as many results of the same shape."""
@@ -186,7 +189,7 @@ def _split_of(param: Tensor) -> _Split | None:
         return None
     mine = mesh.get_coordinate()
     assert mine is not None
-    parts = []
+    parts, ranks = [], mesh_ranks(mesh)
     for places in product(*(range(mesh.size(axis)) for axis in axes)):
         coordinate = list(mine)
         for axis, place in zip(axes, places, strict=True):
@@ -195,7 +198,8 @@ def _split_of(param: Tensor) -> _Split | None:
         slices = tuple(
             slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)
         )
-        parts.append(_Part(rank=int(mesh.mesh[tuple(coordinate)]), slices=slices))
+        rank = reduce(getitem, coordinate, ranks)
+        parts.append(_Part(rank=rank, slices=slices))
     return _Split(whole_shape=tuple(param.shape), parts=tuple(parts))
 
 

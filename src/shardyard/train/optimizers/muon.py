@@ -112,7 +112,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         matrices: (..., rows, columns).
     """
     is_tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if is_tall else matrices
+    x: Tensor = matrices.mT if is_tall else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_EPS)
     a, b, c = _COEFFICIENTS
     for _ in range(_ITERATIONS):
