@@ -44,6 +44,7 @@ def _rejected(runs: Path, *words: str, **model: Any) -> str:
 def test_a_start_that_is_none_is_rejected_with_the_line_to_write(runs: Path) -> None:
     handle = runs / "src"
     assert "Write run.from=RUN" in _rejected(runs, "run.from=@2")
+    assert "say where the runs are with run.dir." in _rejected(runs, "run.from=none")
     assert f"Write run.from={handle}@STEP" in _rejected(runs, "run.from=src@last")
     missing = _rejected(runs, "run.from=src@7")
     assert f"has those of steps 1, 2. Write run.from={handle}@2." in missing

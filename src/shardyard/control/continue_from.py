@@ -101,7 +101,7 @@ def _named_point(name: str, runs_dir: Path) -> StartingPoint:
     if not run:
         raise RequestError(f"{text} names no run. Write run.from=RUN, RUN@STEP or RUN@best.")
     try:
-        run_dir = find_run(run, runs_dir)
+        run_dir = find_run(run, runs_dir, said_by="run.dir")
     except RequestError as error:
         raise RequestError(f"{text}: {error}") from error
     return _point(text, run_dir, step or LATEST)
