@@ -32,7 +32,7 @@ class _Part:
     """What one rank holds of a matrix."""
 
     rank: int
-    """In the world."""
+    """Its number in the world."""
     slices: tuple[slice, ...]
 
     @property
@@ -50,7 +50,7 @@ class _Split:
 
     whole_shape: tuple[int, ...]
     parts: tuple[_Part, ...]
-    """Of all ranks that split it, in the same order on each."""
+    """Parts of all ranks that split it, in the same order on each."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

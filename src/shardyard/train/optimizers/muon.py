@@ -24,7 +24,7 @@ from shardyard.train.optimizers import State, gradients
 from shardyard.train.optimizers.fused import AdamW
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x, x^3 and x^5 in an iteration, as its author chose them: steepest at 0."""
+"""Factors of x, x^3 and x^5 in an iteration, as its author chose them: steepest at 0."""
 _ITERATIONS = 5
 _EPS = 1e-7
 """Least norm of a matrix, as torch.optim.Muon."""
