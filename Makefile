@@ -92,6 +92,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.axis_grid
 	$(BIN)/python -m benchmarks.lamb
+	$(BIN)/python -m benchmarks.muon
 	$(BIN)/python -m benchmarks.loss_parity
 	$(BIN)/python -m benchmarks.timed_kills examples/quickstart.yaml cluster.device=cpu cluster.devices=2 --faults power,kill-in-save,kill-in-load,nan --steps 60 --repeat 5
 	$(BIN)/python -m benchmarks.planner_accuracy --table benchmarks/groundtruth/measured_runs.csv
