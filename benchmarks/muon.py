@@ -22,7 +22,7 @@ from benchmarks.record import write_result
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 RATES = (1.5e-3, 3e-3, 6e-3)
-EVERY = 20
+EVERY = 52
 """Steps from evaluation to evaluation."""
 
 Evaluations = list[tuple[int, float]]
@@ -33,11 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train and compare; 1 if Muon needs as many steps as AdamW in the median."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--out", type=Path, help="the result file")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         by_rate = {
-            name: {rate: trained(Path(folder), name, rate, seed=0) for rate in RATES}
+            name: {rate: trained(Path(folder), name, rate, seed=0) for rate in asked.rates}
             for name in ("adamw", "muon")
         }
         best = {
