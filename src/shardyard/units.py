@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -130,3 +131,9 @@ def format_error(error: float | None) -> str:
 def format_percent(share: float) -> str:
     """``0.4123`` -> ``41.2 %``."""
     return f"{100 * share:.1f} %"
+
+
+def format_list(words: Sequence[str]) -> str:
+    """``[adamw, lamb, muon]`` -> ``adamw, lamb and muon``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

@@ -4,7 +4,7 @@ A row has what the recipe check, the planner and the doctor need. It names the u
 torch code in ``train/optimizers/``. Only this table dispatches on the name of an optimizer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -269,12 +269,6 @@ def factors_of(optim: OptimizerSettings) -> dict[str, float]:
 def moved_bytes(optim: OptimizerSettings) -> int:
     """Return the bytes that an update moves for a parameter, with its averages in fp32."""
     return optimizer_of(optim).moved_bytes + 8 * len(state_tensor_names(optim, "block matrix"))
-
-
-def listed(names: Sequence[str]) -> str:
-    """``adamw, lamb and muon``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:

@@ -12,7 +12,7 @@ from shardyard.config.fingerprint import may_change
 from shardyard.hardware.cluster import ClusterHardware
 from shardyard.planner.plan import Plan
 from shardyard.planner.ranks import RankPlacement
-from shardyard.units import format_bytes, format_seconds
+from shardyard.units import format_bytes, format_list, format_seconds
 
 NOTABLE = 0.01
 """Share of the plan's memory or step from which a difference is reported."""
@@ -124,9 +124,9 @@ def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> 
 def _memory(changes: Sequence[Difference]) -> str:
     less = [f"{format_bytes(-more)} of {name}" for name, more in changes if more < 0]
     added = [f"{format_bytes(more)} of {name}" for name, more in changes if more > 0]
-    parts = [f"takes {_joined(less)} off each device"] if less else []
+    parts = [f"takes {format_list(less)} off each device"] if less else []
     if added:
-        parts.append(f"adds {_joined(added)}{'' if less else ' to each device'}")
+        parts.append(f"adds {format_list(added)}{'' if less else ' to each device'}")
     return ", ".join(parts)
 
 
@@ -156,7 +156,7 @@ def _sent(now: Plan, then: Plan, cluster: ClusterHardware | None) -> str:
         f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'} {name}"
         for name, more in _difference(before, after, of=most)
     ]
-    return f"each rank sends {_joined(parts)} a step" if parts else ""
+    return f"each rank sends {format_list(parts)} a step" if parts else ""
 
 
 def _traffic(plan: Plan, cluster: ClusterHardware | None) -> dict[str, float]:
@@ -179,11 +179,6 @@ def _links(plan: Plan, cluster: ClusterHardware) -> dict[str, str]:
         else f" over {cluster.between.name}"
         for axis in ranks.axes
     }
-
-
-def _joined(parts: Sequence[str]) -> str:
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 # Advice holds what could change about a recipe, what that would do, and what was measured.

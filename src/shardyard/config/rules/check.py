@@ -11,7 +11,7 @@ from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.load import Sources, name_of, read_settings
-from shardyard.config.optimizers import OPTIMIZERS, factors_of, listed, optimizer_of, readers_of
+from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.origins import with_origin
 from shardyard.config.phases import check_each_phase, check_phases
 from shardyard.config.rules.custom_module import check_custom_module
@@ -43,6 +43,7 @@ from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.presets import PRESETS, preset_named
 from shardyard.hardware.accelerator import device_kind_error
 from shardyard.hardware.cluster import ClusterHardware
+from shardyard.units import format_list
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
@@ -241,7 +242,7 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
     optim = recipe.optim
     row = optimizer_of(optim)
     if not row.knows_lr and optim.lr == "auto":
-        known = listed([name for name, other in OPTIMIZERS.items() if other.knows_lr])
+        known = format_list([name for name, other in OPTIMIZERS.items() if other.knows_lr])
         text = f"=auto is known for {known} only. Give one; {row.typical_lr} is a usual start for"
         yield Problem("optim.lr", f"{text} {optim.module or optim.name}.")
     reads_images = task_row(recipe.task.name).reads == "images"
@@ -252,8 +253,8 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
     for key in sorted(optim.model_fields_set):
         readers = readers_of(key)
         if readers and optim.name not in readers and optim.module is None:
-            text = f"={getattr(optim, key)} is a setting of {listed(readers)}"
-            reads = listed(row.settings)
+            text = f"={getattr(optim, key)} is a setting of {format_list(readers)}"
+            reads = format_list(row.settings)
             text = f"{text}; optim.name is {optim.name}, which reads {reads}. Leave it out."
             yield Problem(f"optim.{key}", text)
     if "nesterov" in row.settings and optim.nesterov and not optim.momentum:

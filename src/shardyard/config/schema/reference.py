@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from shardyard.config.optimizers import OPTIMIZERS, listed, readers_of
+from shardyard.config.optimizers import OPTIMIZERS, readers_of
 from shardyard.config.schema.base import Section as Fields
 from shardyard.config.schema.recipe import Recipe
+from shardyard.units import format_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ def _by_optimizer(setting: str) -> list[str]:
     match key:
         case "lr":
             known = [name for name, row in OPTIMIZERS.items() if row.knows_lr]
-            return [f"auto is known for {listed(known)}."]
+            return [f"auto is known for {format_list(known)}."]
         case "weight_decay":
             values = [f"{row.weight_decay:g} for {name}" for name, row in OPTIMIZERS.items()]
             return [f"auto: {', '.join(values)}."]
@@ -117,7 +118,7 @@ def _by_optimizer(setting: str) -> list[str]:
                 if key == "momentum" and row.momentum
             ]
             default = [f"Default: {', '.join(published)}."] if published else []
-            return [f"Only for {listed(readers)}.", *default] if readers else []
+            return [f"Only for {format_list(readers)}.", *default] if readers else []
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
