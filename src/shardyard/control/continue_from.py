@@ -66,10 +66,10 @@ def start_overrides(sources: Sequence[Source], overrides: Sequence[str]) -> list
         _check_other_weights(point, model)
     else:
         folder = Path(str(model.path)).expanduser()
-        found = _point_of_folder(folder)
-        if found is None:
+        checkpoint = _point_of_folder(folder)
+        if checkpoint is None:
             return _written(_of_adapter(folder, model)) if is_adapter_folder(folder) else []
-        point = found
+        point = checkpoint
         _check_other_weights(point, model.model_copy(update={"path": None}))
     settings, step = _settings_of(point, recipe)
     return _written({**settings, "run.from": point.words(step, runs_dir)})
@@ -95,13 +95,13 @@ def _named_point(name: str, runs_dir: Path) -> StartingPoint:
     text = f"run.from={name}"
     folder = Path(run).expanduser()
     if step_of_name(folder.name) is not None and not step:
-        found = _point_of_folder(folder)
-        if found is not None:
-            return found
+        point = _point_of_folder(folder)
+        if point is not None:
+            return point
     if not run:
         raise RequestError(f"{text} names no run. Write run.from=RUN, RUN@STEP or RUN@best.")
     try:
-        run_dir = find_run(run, runs_dir, said_by="run.dir")
+        run_dir = find_run(run, runs_dir, option="run.dir")
     except RequestError as error:
         raise RequestError(f"{text}: {error}") from error
     return _point(text, run_dir, step or LATEST)
@@ -161,25 +161,26 @@ def _check_other_weights(point: StartingPoint, model: Model) -> None:
     before = point.resolved.recipe.model
     same = {"path": before.path, "hub": before.hub, "module": None}
     exports = str(point.run_dir.exports)
-    given = [
+    others = [
         f"model.{key}={value}"
-        for key, known in same.items()
+        for key, before_value in same.items()
         if (value := getattr(model, key)) is not None
-        and not (value == known or (key == "path" and _is_same_place(value, known, exports)))
+        and value != before_value
+        and not (key == "path" and _is_same_folder(value, before_value, exports))
     ]
-    given += ["model.weights=random"] if model.weights == "random" else []
-    if given:
+    others += ["model.weights=random"] if model.weights == "random" else []
+    if others:
         raise RequestError(
             f"{point.text}: the weights are those of run {point.run_dir.run_id}, and "
-            f"{' and '.join(given)} asks for others. Leave {'it' if len(given) == 1 else 'them'} "
+            f"{' and '.join(others)} asks for others. Leave {'it' if len(others) == 1 else 'them'} "
             "out, or leave run.from out."
         )
 
 
-def _is_same_place(path: str, known: str | None, exports: str) -> bool:
+def _is_same_folder(path: str, before: str | None, exports: str) -> bool:
     folder = Path(path).expanduser().resolve()
-    is_known = known is not None and folder == Path(known).resolve()
-    return is_known or folder.is_relative_to(exports)  # a recipe of a run that began there before
+    is_same = before is not None and folder == Path(before).resolve()
+    return is_same or folder.is_relative_to(exports)  # a recipe of a run that began there before
 
 
 def _settings_of(point: StartingPoint, recipe: Recipe) -> tuple[dict[str, Any], int]:
@@ -205,18 +206,18 @@ def _settings_of(point: StartingPoint, recipe: Recipe) -> tuple[dict[str, Any], 
 
 
 def _model(
-    given: Model,
+    model: Model,
     *,
     path: str | None = None,
     hub: str | None = None,
     revision: str | None = None,
 ) -> dict[str, str | None]:
     """Return the settings that name a model, and null for those that name another one."""
-    wanted = {"path": path, "hub": hub, "revision": None if hub is None else revision}
+    settings = {"path": path, "hub": hub, "revision": None if hub is None else revision}
     return {"model.weights": "load"} | {
         f"model.{key}": value
-        for key, value in wanted.items()
-        if value is not None or getattr(given, key) is not None
+        for key, value in settings.items()
+        if value is not None or getattr(model, key) is not None
     }
 
 
@@ -253,26 +254,32 @@ def _continues_adapters(point: StartingPoint, lora: Lora) -> bool:
 def _of_adapter(folder: Path, model: Model) -> dict[str, Any]:
     """Return the settings that continue the adapter of a folder in PEFT's format."""
     adapter = read_adapter_folder(folder)
-    given: dict[str, Any] = {key: getattr(model.lora, key) for key in model.lora.model_fields_set}
+    settings: dict[str, Any] = {
+        key: getattr(model.lora, key) for key in model.lora.model_fields_set
+    }
     wrong = [
-        key for key in _OF_ADAPTERS if key in given and given[key] != getattr(adapter.lora, key)
+        key
+        for key in _OF_ADAPTERS
+        if key in settings and settings[key] != getattr(adapter.lora, key)
     ]
     if wrong:
-        asked = " ".join(f"model.lora.{key}={show(given[key])}" for key in wrong)
-        held = " ".join(f"model.lora.{key}={show(getattr(adapter.lora, key))}" for key in wrong)
+        in_recipe = " ".join(f"model.lora.{key}={show(settings[key])}" for key in wrong)
+        in_folder = " ".join(
+            f"model.lora.{key}={show(getattr(adapter.lora, key))}" for key in wrong
+        )
         raise RequestError(
-            f"model.path={folder} is an adapter with {held}, and the recipe has {asked}. Leave "
-            "that out: the folder says it."
+            f"model.path={folder} is an adapter with {in_folder}, and the recipe has {in_recipe}. "
+            "Leave that out: the folder says it."
         )
     if model.hub not in (None, adapter.base):
         raise RequestError(
             f"model.path={folder} is an adapter of {adapter.base}, and model.hub={model.hub} names "
             "another model. Leave model.hub out."
         )
-    lora: dict[str, Any] = {**adapter.lora.model_dump(mode="json", exclude_unset=True), **given}
+    lora: dict[str, Any] = {**adapter.lora.model_dump(mode="json", exclude_unset=True), **settings}
     info(f"model.path={folder} is an adapter of {adapter.base}, which is continued")
-    settings = {f"model.lora.{key}": value for key, value in lora.items()}
-    return {**_base_of(adapter, model), **settings}
+    of_adapter = {f"model.lora.{key}": value for key, value in lora.items()}
+    return {**_base_of(adapter, model), **of_adapter}
 
 
 def _base_of(adapter: AdapterFolder, model: Model) -> dict[str, str | None]:

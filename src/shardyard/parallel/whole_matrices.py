@@ -29,7 +29,7 @@ Compute = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank holds of a matrix."""
+    """Part of a matrix that one rank holds."""
 
     rank: int
     """Its number in the world."""
@@ -119,7 +119,7 @@ class WholeMatrices:
         self, group: Sequence[str], owners: Mapping[str, int], parts: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the matrices of which this rank is the owner, whole."""
-        me, sent = dist.get_rank(), []
+        me, operations = dist.get_rank(), []
         wholes: dict[str, Tensor] = {}
         received: list[tuple[Tensor, Tensor]] = []
         for name in group:
@@ -128,7 +128,7 @@ class WholeMatrices:
             part = parts[name].to(self._dtype).contiguous()
             if owners[name] != me:
                 if part.numel():
-                    sent.append(dist.P2POp(dist.isend, part, owners[name]))
+                    operations.append(dist.P2POp(dist.isend, part, owners[name]))
                 continue
             whole = torch.empty(split.whole_shape, dtype=self._dtype, device=self._device)
             wholes[name] = whole
@@ -137,35 +137,35 @@ class WholeMatrices:
                     whole[other.slices] = part
                 elif other.elements:
                     buffer = torch.empty(other.shape, dtype=self._dtype, device=self._device)
-                    sent.append(dist.P2POp(dist.irecv, buffer, other.rank))
+                    operations.append(dist.P2POp(dist.irecv, buffer, other.rank))
                     received.append((whole[other.slices], buffer))
-        _exchange(sent)
-        for place, buffer in received:
-            place.copy_(buffer)
+        _exchange(operations)
+        for target, buffer in received:
+            target.copy_(buffer)
         return wholes
 
     def _scatter(
         self, group: Sequence[str], owners: Mapping[str, int], results: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return this rank's part of each result."""
-        me, sent = dist.get_rank(), []
-        found: dict[str, Tensor] = {}
+        me, operations = dist.get_rank(), []
+        results_here: dict[str, Tensor] = {}
         for name in group:
             split = self._splits[name]
             assert split is not None
             mine = next(part for part in split.parts if part.rank == me)
             if owners[name] == me:
-                found[name] = results[name][mine.slices]
+                results_here[name] = results[name][mine.slices]
                 for other in split.parts:
                     if other.rank != me and other.elements:
                         part = results[name][other.slices].contiguous()
-                        sent.append(dist.P2POp(dist.isend, part, other.rank))
+                        operations.append(dist.P2POp(dist.isend, part, other.rank))
                 continue
-            found[name] = torch.empty(mine.shape, dtype=self._dtype, device=self._device)
+            results_here[name] = torch.empty(mine.shape, dtype=self._dtype, device=self._device)
             if mine.elements:
-                sent.append(dist.P2POp(dist.irecv, found[name], owners[name]))
-        _exchange(sent)
-        return found
+                operations.append(dist.P2POp(dist.irecv, results_here[name], owners[name]))
+        _exchange(operations)
+        return results_here
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:
@@ -190,10 +190,10 @@ def _split_of(param: Tensor) -> _Split | None:
     mine = mesh.get_coordinate()
     assert mine is not None
     parts, ranks = [], mesh_ranks(mesh)
-    for places in product(*(range(mesh.size(axis)) for axis in axes)):
+    for axis_ranks in product(*(range(mesh.size(axis)) for axis in axes)):
         coordinate = list(mine)
-        for axis, place in zip(axes, places, strict=True):
-            coordinate[axis] = place
+        for axis, axis_rank in zip(axes, axis_ranks, strict=True):
+            coordinate[axis] = axis_rank
         offsets, sizes = compute_shard_bounds(param.shape, mesh, placements, coordinate)
         slices = tuple(
             slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)

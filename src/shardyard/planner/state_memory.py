@@ -244,13 +244,8 @@ def checkpoint_bytes(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
         recipe: May still hold an ``auto``; frozen weights then count as fp32.
     """
     trained, frozen = trained_and_frozen(recipe, model)
-    in_blocks, outside = (
-        optimizer_bytes(recipe, "block matrix"),
-        optimizer_bytes(recipe, "other"),
-    )
-    saved = trained * (4 + in_blocks)
-    if in_blocks != outside:
-        saved += (outside - in_blocks) * trained_outside(recipe, model)
+    each, other = optimizer_bytes(recipe, "block matrix"), optimizer_bytes(recipe, "other")
+    saved = trained * (4 + each) + trained_outside(recipe, model) * (other - each)
     if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
         compute = recipe.precision.compute
         saved += frozen * (4 if compute == "auto" else FORMAT_BYTES[compute])

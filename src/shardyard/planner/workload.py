@@ -81,7 +81,7 @@ class Formats:
     optimizer_bytes: float
     """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
     outside_optimizer_bytes: float | None = None
-    """The same of parameters outside of the blocks, which Muon does not move; None: no other."""
+    """The same outside of the blocks, where Muon leaves the update to AdamW; None: no other."""
     optimizer_reason: str = "moments"
     """Words for what these are."""
     reduce_bytes: float

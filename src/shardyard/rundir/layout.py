@@ -260,11 +260,11 @@ def new_run_id(name: str, now: float | None = None) -> str:
     return f"{name}-{stamp}-{secrets.token_hex(2)}"
 
 
-def find_run(run: str, runs_dir: Path, *, said_by: str = "--runs-dir") -> RunDir:
+def find_run(run: str, runs_dir: Path, *, option: str = "--runs-dir") -> RunDir:
     """Find a run by path, id, or unique prefix of its id.
 
     Args:
-        said_by: Option or setting that names the folder of runs, for an error.
+        option: Option or setting that names the folder of runs, for an error.
 
     Raises:
         RequestError: There is no such run, or the prefix fits several.
@@ -290,5 +290,5 @@ def find_run(run: str, runs_dir: Path, *, said_by: str = "--runs-dir") -> RunDir
     hint = f" Did you mean {near[0]}?" if near else newest
     raise RequestError(
         f"RUN {run!r} is neither a run folder nor the beginning of a run id in {runs_dir}/.{hint}"
-        f" Give a path, or say where the runs are with {said_by}."
+        f" Give a path, or say where the runs are with {option}."
     )

@@ -48,7 +48,7 @@ class Muon:
         self._adamw = AdamW(others, optim, norms)
         self._momentum, self._decay = optim.momentum, float(optim.weight_decay)
         device = next((each.device for each in shards.values()), torch.device("cpu"))
-        # CPUs are slow at products of bf16 matrices; others are fast at nothing else.
+        # Accelerators multiply bf16 much faster than fp32; CPUs mostly do not.
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._whole = WholeMatrices(self._matrices, dtype=dtype)
 
@@ -98,11 +98,11 @@ class Muon:
             shard.grad = None
 
     def _directions(self, names: Sequence[str]) -> dict[str, Tensor]:
-        found = {}
+        directions = {}
         for name in names:
             shard = self._shards[name]
-            found[name] = torch.zeros_like(shard.data) if shard.grad is None else shard.grad
-        return found
+            directions[name] = torch.zeros_like(shard.data) if shard.grad is None else shard.grad
+        return directions
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
