@@ -23,9 +23,10 @@ from transformers import (
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.export_files import ExportFiles
-from shardyard.checkpoint.export_formats import write_generic, write_network
+from shardyard.checkpoint.export_formats import InferenceTensors, write_generic, write_network
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.save import Saver
+from shardyard.config.schema.recipe import Optim
 from shardyard.config.versions import ENGINES
 from shardyard.families.images.registry import KINDS
 from shardyard.families.presets import PRESETS
@@ -194,7 +195,7 @@ def _generic(folder: Path, group: dist.ProcessGroup) -> Path:
     _keep(folder, model, input_ids=TOKENS_BL)
     content = json.loads(config.to_json_string(use_diff=False))
     beside = ExportFiles(copied={}, config=content, has_own_tokenizer=False, warnings=())
-    write_generic(
-        _saved(folder / "checkpoints", model, group), beside, exported, dtype=torch.float32
-    )
+    checkpoint = _saved(folder / "checkpoints", model, group)
+    weights = InferenceTensors(checkpoint, Optim())
+    write_generic(checkpoint, beside, exported, dtype=torch.float32, weights=weights)
     return exported

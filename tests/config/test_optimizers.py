@@ -52,7 +52,8 @@ def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
     problems = [str(problem) for problem in refused.value.problems]
     assert len(problems) == 2
     assert problems[0].startswith("optim.lr=auto is known for adamw and muon only. Give one; 7")
-    assert "optim.eps=1e-08 is a setting of adamw, lamb and muon; optim.name is new" in problems[1]
+    readers = "adamw, lamb, muon and schedule_free_adamw"
+    assert f"optim.eps=1e-08 is a setting of {readers}; optim.name is new" in problems[1]
     assert problems[1].endswith("which reads momentum. Leave it out.")
     draft = Draft(recipe=named(asked, "new"), context=ResolveContext(shape=SHAPE))
     assert AFTER_LAYOUT["optim.weight_decay"](draft) == (0.3, "because")

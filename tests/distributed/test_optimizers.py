@@ -1,20 +1,26 @@
-"""LAMB, LARS, Lion and Muon in layouts against each by hand in one process."""
+"""LAMB, LARS, Lion, Muon and schedule-free AdamW in layouts, against each by hand."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from shardyard.checkpoint.export import export
+from shardyard.config.resolved import Resolved
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.build import hf_config
-from shardyard.rundir.jsonl import read_steps
+from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
+from shardyard.tasks.base import task_class
 from shardyard.train.hooks import Hooks
-from shardyard.train.loop import Loop
+from shardyard.train.loop import DRAINED, FINISHED, Loop
+from shardyard.train.run import train
 from shardyard.train.setup import set_up
 from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
@@ -23,6 +29,7 @@ from tests.train.lamb import Lamb
 from tests.train.lars import Lars
 from tests.train.lion import Lion
 from tests.train.muon import Muon
+from tests.train.schedule_free import ScheduleFree
 
 STEPS = 20
 BATCH = 6
@@ -38,7 +45,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 LION: dict[str, Any] = {"lr": 1e-3}
 MUON: dict[str, Any] = {"lr": 3e-3}
+SCHEDULE_FREE: dict[str, Any] = {"lr": 3e-3, "warmup_steps": 5, "eps": 1e-6}
 
+ByHand = Lamb | Lars | Lion | Muon | ScheduleFree
 Layouts = dict[str, dict[str, Any]]
 QUICK: Layouts = {"zero 3": {"zero": 3, "dp_shard": 2}}
 MORE: Layouts = {
@@ -51,16 +60,21 @@ MORE: Layouts = {
 }
 
 
-def made(folder: Path, corpus: Corpus, parallel: dict[str, Any], name: str = "lamb") -> RunDir:
+def made(
+    folder: Path, corpus: Corpus, parallel: dict[str, Any], name: str = "lamb", attempt: int = 0
+) -> RunDir:
+    of_name = {
+        "lion": LION, "muon": MUON, "schedule_free_adamw": SCHEDULE_FREE, **OPTIMIZERS,
+    }  # fmt: skip
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": STEPS},
-        "optim": {**OPTIM, "name": name, **{"lion": LION, "muon": MUON, **OPTIMIZERS}[name]},
+        "optim": {**OPTIM, "name": name, **of_name[name]},
         "parallel": parallel,
         "precision": {"compute": "fp32"},
         "cluster": {"devices": 2 if parallel else 1},
         "checkpoint": {"every": 1000},
     }
-    return make_run(folder, corpus, sections)
+    return make_run(folder, corpus, sections, attempt=attempt)
 
 
 def _open(run_dir: RunDir) -> Training:
@@ -86,13 +100,14 @@ def _sharded(run_dirs: list[RunDir]) -> list[dict[str, Tensor]]:
         loop = Loop(training)
         for _ in range(STEPS):
             loop.step()
-        found.append(_weights(training))
+        with training.evaluation_weights():
+            found.append(_weights(training))
         training.close()
     return found
 
 
 def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """Losses of a plain loop of transformers' model; its weights before and after."""
+    """Losses of a plain loop of transformers' model; its weights before and after, for use."""
     training = _open(run_dir)
     first = _weights(training)
     model = LlamaForCausalLM._from_config(hf_config(require_shape(training.resolved.shape)))
@@ -109,17 +124,24 @@ def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str,
         by_hand.zero_grad()
         losses.append(float(loss.detach()))
     training.close()
-    last = {f"model.{name}": param.detach() for name, param in model.named_parameters()}
+    evaluated = list(model.parameters()) if not isinstance(by_hand, ScheduleFree) else by_hand.x
+    names = [f"model.{name}" for name, _ in model.named_parameters()]
+    last = {name: each.detach().float() for name, each in zip(names, evaluated, strict=True)}
     return losses, first, last
 
 
-def _optimizer_by_hand(optim: Optim, model: nn.Module) -> Lamb | Lars | Lion | Muon:
+def _optimizer_by_hand(optim: Optim, model: nn.Module) -> ByHand:
     lr, decay = float(optim.lr), float(optim.weight_decay)
     if optim.name == "lamb":
         return Lamb(model.parameters(), lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
     if optim.name == "muon":
         params = dict(model.named_parameters())
         return Muon(params, lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
+    if optim.name == "schedule_free_adamw":
+        warmup = SCHEDULE_FREE["warmup_steps"]
+        return ScheduleFree(
+            model.parameters(), lr=lr, decay=decay, betas=optim.betas, eps=optim.eps, warmup=warmup
+        )
     if optim.name == "lion":
         return Lion(model.parameters(), lr=lr, decay=decay, betas=optim.betas)
     trust = optim.trust_coefficient
@@ -176,6 +198,8 @@ def test_twenty_steps_of_lion_are_those_by_hand_up_to_a_few_signs(
             assert float((whole - first[key]).abs().max()) > LION["lr"], key
 
 
+BARS = {"schedule_free_adamw": 1e-5}
+"""Like Adam it divides gradients that are almost 0 by their size."""
 MUON_BAR = 1e-5
 """Its iterations take directions that are almost 0, such as rounding, up to 500 times."""
 
@@ -189,6 +213,71 @@ def test_twenty_steps_of_muon_are_those_of_whole_matrices(corpus: Corpus, tmp_pa
 @pytest.mark.slow
 def test_muon_is_given_whole_matrices_in_every_layout(corpus: Corpus, tmp_path: Path) -> None:
     hold_to_one_by_hand(corpus, tmp_path, MORE, "muon", bar=MUON_BAR)
+
+
+@pytest.mark.system
+def test_twenty_steps_of_schedule_free_adamw_average_as_those_by_hand(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    layouts = {**QUICK, "tp 2": MORE["tp 2"]}
+    hold_to_one_by_hand(
+        corpus, tmp_path, layouts, "schedule_free_adamw", bar=BARS["schedule_free_adamw"]
+    )
+
+
+@pytest.mark.slow
+def test_schedule_free_adamw_averages_alike_in_every_layout(corpus: Corpus, tmp_path: Path) -> None:
+    hold_to_one_by_hand(
+        corpus, tmp_path, MORE, "schedule_free_adamw", bar=BARS["schedule_free_adamw"]
+    )
+
+
+@torch.no_grad()
+def _evaluated(resolved: Resolved, model: LlamaForCausalLM) -> float:
+    """Mean loss of the validation samples."""
+    _, source, _ = task_class(resolved.recipe.task.name).open_data(resolved)
+    assert source is not None
+    batch = source.micro_batch(range(source.num_samples), source.num_samples)
+    logits: Tensor = model(input_ids=batch["tokens"]).logits
+    return float(F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()))
+
+
+def _train_to(run_dir: RunDir, attempt: int, steps: int) -> str:
+    asked = 0
+
+    def drain_requested() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= steps
+
+    hooks = Hooks(generation=0, drain_requested=drain_requested, events=None)
+    return train(run_dir, attempt, hooks)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("optimizer", ["schedule_free_adamw"])
+def test_a_run_that_goes_on_in_another_layout_evaluates_and_exports_what_one_by_hand_does(
+    optimizer: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    losses, _, expected = run_on_ranks(
+        _by_hand, 1, made(tmp_path / "alone", corpus, {}, optimizer)
+    )[0]
+    run_dir = made(tmp_path / "run", corpus, QUICK["zero 3"], optimizer)
+    assert run_on_ranks(_train_to, 2, run_dir, 0, STEPS // 2) == [DRAINED] * 2
+    made(run_dir.path, corpus, MORE["tp 2"], optimizer, attempt=1)
+    assert run_on_ranks(_train_to, 2, run_dir, 1, 99) == [FINISHED] * 2
+    found = [line["loss"] for line in read_steps(run_dir.metrics)]
+    assert found == pytest.approx(losses, rel=BARS[optimizer])
+
+    resolved = read_resolved(run_dir.resolved(1))
+    exported = tmp_path / "exported"
+    export(run_dir.checkpoint(STEPS), resolved, exported)
+    model = LlamaForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    for name, param in model.named_parameters():
+        whole = expected[f"model.{name}"]
+        assert (param.detach() - whole).norm() / whole.norm() < BARS[optimizer], name
+    evaluated = read_evaluations(run_dir.metrics)[-1]["eval"]["loss"]
+    assert evaluated == pytest.approx(_evaluated(resolved, model), rel=BARS[optimizer])
 
 
 @pytest.mark.slow

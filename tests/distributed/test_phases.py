@@ -160,3 +160,26 @@ def test_values_of_a_checkpoint_say_its_phase(whole: RunDir) -> None:
         (0, 18, 0),
         (1, 4, 18),
     ]
+
+
+@pytest.mark.system
+def test_a_phase_begins_with_the_average_of_a_schedule_free_one(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    first, second = (
+        {"run": {"steps": steps}, "data": {"seq_len": 32}, "optim": {"global_batch": 6, **optim}}
+        for steps, optim in (
+            (3, {"name": "schedule_free_adamw", "lr": 1e-2, "warmup_steps": 1}),
+            (1, {"name": "sgd", "lr": 1e-12, "warmup_steps": 0}),
+        )
+    )
+    optim = {**SECTIONS["optim"], "schedule": "constant"}
+    run_dir = make_run(tmp_path, corpus, {**SECTIONS, "optim": optim, "phases": [first, second]})
+    assert run_on_ranks(_train_to, 1, run_dir, 99) == [FINISHED]
+    before, after = _tensors(run_dir, 3, 0), _tensors(run_dir, 4, 0)
+    names = [name for name in after if name.startswith("model.")]
+    for name in names:
+        trained, other = before[name], before[f"optim.z.{name.removeprefix('model.')}"]
+        averaged = (trained - 0.1 * other) / 0.9
+        torch.testing.assert_close(after[name], averaged, rtol=1e-5, atol=1e-6)
+    assert any((after[name] - before[name]).abs().max() > 1e-3 for name in names)

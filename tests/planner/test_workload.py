@@ -55,6 +55,7 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
         ({"name": "lars", "momentum": 0.9}, 4),
         ({"name": "lion"}, 4),
         ({"name": "muon"}, 4),
+        ({"name": "schedule_free_adamw"}, 8),
         ({"name": "lamb", "ema_decay": 0.999}, 8 + 4),
         ({"module": "own:Lion", "module_states": ["exp_avg"]}, 4),
         ({"module": "own:Lion"}, 8),
@@ -88,7 +89,13 @@ def test_the_optimizer_decides_what_an_update_moves(optim: dict[str, Any], nbyte
 
 
 @pytest.mark.parametrize(
-    ("optim", "nbytes"), [({"name": "adamw"}, 4), ({"name": "sgd", "momentum": 0.9}, 2)]
+    ("optim", "nbytes"),
+    [
+        ({"name": "adamw"}, 4),
+        ({"name": "sgd", "momentum": 0.9}, 2),
+        # one of its states is other weights
+        ({"name": "schedule_free_adamw", "betas": [0.9, 0.99], "lr": 0.1}, 4 + 2),
+    ],
 )
 def test_averages_held_in_bf16_are_counted_as_such(optim: dict[str, Any], nbytes: int) -> None:
     precision = {"optimizer_states": "bf16"}

@@ -29,6 +29,7 @@ from shardyard.checkpoint.export_files import (
     write_export_files,
 )
 from shardyard.checkpoint.export_formats import (
+    InferenceTensors,
     Merged,
     adapter_shapes,
     check_adapters_nonzero,
@@ -39,7 +40,7 @@ from shardyard.checkpoint.export_formats import (
     write_network,
 )
 from shardyard.checkpoint.export_formats import planned as planned_adapters
-from shardyard.checkpoint.load import SavedTensors, SelectedCheckpoint, load_tensors, read_shapes
+from shardyard.checkpoint.load import SelectedCheckpoint, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.safetensors_writer import write_tensors
 from shardyard.checkpoint.select import choose_checkpoint
@@ -354,11 +355,10 @@ def _transposed(read: Rows, pieces: Sequence[ParameterPiece]) -> Tensor:
 
 
 def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
-    saved = SavedTensors.in_folder(plan.checkpoint)
-    names = saved.shapes().keys()
+    saved = InferenceTensors(plan.checkpoint, resolved.recipe.optim)
 
     def read(name: str, start: int, rows: int) -> Tensor:
-        return saved.rows(inference_name(f"{_PREFIX}{name}", names), start, rows, plan.dtype)
+        return saved.rows(f"{_PREFIX}{name}", start, rows, plan.dtype)
 
     match plan.form:
         case "weights" | "adapter":
@@ -369,14 +369,12 @@ def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
             assert_never(plan.form)
 
 
-def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows:
+def _merged(saved: InferenceTensors, resolved: Resolved, dtype: torch.dtype) -> Rows:
     """Return the rows of weights with their adapters merged, one whole weight at a time."""
-    shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
 
     def whole(name: str) -> Tensor:
-        saved_as = inference_name(f"{_PREFIX}{name}", shapes)
         # The sum with the base is made in fp32 and rounded once, by `converted` below.
-        return saved.rows(saved_as, 0, shapes[saved_as][0], torch.float32)
+        return saved.rows(f"{_PREFIX}{name}", 0, None, torch.float32)
 
     merged = Merged(resolved, whole)
 
@@ -390,7 +388,8 @@ def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     if is_generic(resolved.recipe):
-        write_generic(plan.checkpoint, plan.extra_files, folder, dtype=plan.dtype)
+        saved = InferenceTensors(plan.checkpoint, resolved.recipe.optim)
+        write_generic(plan.checkpoint, plan.extra_files, folder, dtype=plan.dtype, weights=saved)
     elif resolved.network is not None:
         write_network(plan.checkpoint, resolved, folder, dtype=plan.dtype)
     else:

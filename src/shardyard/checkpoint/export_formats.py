@@ -17,6 +17,7 @@ from shardyard.checkpoint.load import SavedTensors, load_tensors, read_shapes
 from shardyard.config.adapter_files import PREFIX, WEIGHTS
 from shardyard.config.model.files import base_digest
 from shardyard.config.model.source import model_folder
+from shardyard.config.optimizers import UNAVERAGED, OptimizerSettings, evaluation_share
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.images import class_names
 from shardyard.config.weight_files import ADAPTER
@@ -30,10 +31,57 @@ from shardyard.models.images import build_network
 from shardyard.models.lora import add_adapters
 
 
+class InferenceTensors:
+    """Tensors of a checkpoint for a model that is to be used: averages where there are such."""
+
+    def __init__(self, checkpoint: Path, optim: OptimizerSettings) -> None:
+        """Open a checkpoint.
+
+        Args:
+            optim: The run's, which says whether its optimizer averages its steps.
+
+        Raises:
+            CheckpointError: A file is unreadable, or shards are missing.
+        """
+        self._saved = SavedTensors.in_folder(checkpoint)
+        self._shapes = {name: shape for name, (shape, _) in self._saved.shapes().items()}
+        self._share = evaluation_share(optim)
+
+    def rows(self, name: str, start: int, rows: int | None, dtype: torch.dtype) -> Tensor:
+        """Some rows of a tensor, from one on; None: all the others.
+
+        Args:
+            name: Of the tensor that is trained on, in a checkpoint.
+        """
+        saved_as = inference_name(name, self._shapes)
+        rows = self._shapes[saved_as][0] - start if rows is None else rows
+        if self._share is None or not self.is_derived(name):
+            return self._saved.rows(saved_as, start, rows, dtype)
+        trained = self._saved.rows(saved_as, start, rows, torch.float32)
+        other = self._saved.rows(_unaveraged(name), start, rows, torch.float32)
+        return trained.lerp_(other, self._share).to(dtype)
+
+    def is_derived(self, name: str) -> bool:
+        """Whether a tensor to be used is none that is saved, but follows from two."""
+        return self._share is not None and _unaveraged(name) in self._shapes
+
+
+def _unaveraged(name: str) -> str:
+    return f"optim.{UNAVERAGED}.{name.removeprefix('model.')}"
+
+
 def write_generic(
-    checkpoint: Path, files: ExportFiles, folder: Path, *, dtype: torch.dtype
+    checkpoint: Path,
+    files: ExportFiles,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    weights: InferenceTensors,
 ) -> None:
     """Write weights, config.json, and the files of the model's own folder.
+
+    Args:
+        weights: The checkpoint's, as they are to be used.
 
     Raises:
         RequestError: That folder is gone, and with it what the model is.
@@ -56,6 +104,9 @@ def write_generic(
     wanted = {**tensors, **buffers_of(model)}
     judged = {inference_name(name, saved): each for name, each in wanted.items()}
     load_tensors(checkpoint, judged, allow_extra=True)
+    for name, param in tensors.items():
+        if weights.is_derived(name):
+            param.copy_(weights.rows(name, 0, None, dtype))
     model.save_pretrained(folder)
     content = changed_config(about, architecture=type(model).__name__, dtype=dtype, ends={})
     (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

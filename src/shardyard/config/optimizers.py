@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-OptimizerName = Literal["adamw", "sgd", "lamb", "lars", "lion", "muon"]
+OptimizerName = Literal["adamw", "sgd", "lamb", "lars", "lion", "muon", "schedule_free_adamw"]
 """Every name has a row in ``OPTIMIZERS``."""
 
 ParamKind = Literal["block matrix", "other"]
@@ -39,6 +39,10 @@ class Average:
     """Setting of ``optim`` that says how slowly it follows; where that is 0 there is none."""
     kinds: tuple[ParamKind, ...] = ("block matrix", "other")
     """Parameters that have it."""
+    is_weight: bool = False
+    """Whether it is other weights: it begins as the parameter, and is fp32 whatever the format of
+    averages.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,8 @@ class Optimizer:
     counts_steps: bool
     """Whether each parameter has a count of its steps too, one number: ``optim.step.<parameter>``.
     """
+    sums: tuple[str, ...] = ()
+    """More numbers that each parameter has, in fp64: ``optim.<name>.<parameter>``."""
     settings: tuple[str, ...]
     """Settings of ``optim`` that it reads and some other optimizer does not."""
     knows_lr: bool
@@ -80,9 +86,16 @@ class Optimizer:
     """Published ``optim.momentum``, used where a recipe sets none; None: that of the schema."""
     gathers_matrices: bool = False
     """Whether it needs each block matrix whole, so that a rank gets it from those that split it."""
+    averages_steps: bool = False
+    """Whether it averages its own steps in place of a decay of the rate: the rate is constant after
+    the warm-up, and evaluations and exports take the average (``evaluation_share``).
+    """
     one_pass: OnePass | None = None
     """Update where one rank computes with weight copies; None: they are cast after the update."""
 
+
+UNAVERAGED = "z"
+"""State of an optimizer that averages its steps: the weights without an average."""
 
 _ONE_PASS_BYTES = 24
 """Bytes moved for a parameter where one kernel updates it.
@@ -190,8 +203,31 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         momentum=0.95,  # as its author (kellerjordan.github.io/posts/muon)
         gathers_matrices=True,
     ),
+    "schedule_free_adamw": Optimizer(
+        state_tensors=(
+            Average(name=UNAVERAGED, factor="betas", is_weight=True),
+            Average(name="exp_avg_sq", factor="betas"),
+        ),
+        counts_steps=True,
+        sums=("weight_sum", "lr_max"),
+        settings=("betas", "eps", "decay_vectors"),
+        knows_lr=False,
+        typical_lr="1e-3, three times AdamW's,",
+        weight_decay=0.1,
+        decay_reason="as adamw here",
+        needs_all=False,
+        # the direction and its divisor are written and read, and the weight is read for its decay
+        # and written twice
+        moved_bytes=_ONE_PASS_BYTES + 7 * 4,
+        update="shardyard.train.optimizers.schedule_free:ScheduleFreeAdamW",
+        betas=(0.9, 0.999),  # as its authors (arXiv:2405.15682), and their package schedulefree
+        averages_steps=True,
+    ),
 }
 
+
+NUMBERS = frozenset({"step", *(name for row in OPTIMIZERS.values() for name in row.sums)})
+"""States that are one number of a parameter."""
 
 UNDECLARED = ("undeclared 1", "undeclared 2")
 """States that a plan counts for an optimizer of the user's own that declares none: as Adam's."""
@@ -225,6 +261,10 @@ class OptimizerSettings(Protocol):
         """Name of the optimizer."""
 
     @property
+    def betas(self) -> tuple[float, float]:
+        """Decay rates of the averages."""
+
+    @property
     def module(self) -> str | None:
         """Import path of an optimizer of the user's own; None: it is the named one."""
 
@@ -246,13 +286,24 @@ def optimizer_of(optim: OptimizerSettings) -> Optimizer:
     return OPTIMIZERS[optim.name]
 
 
-def state_tensor_names(optim: OptimizerSettings, kind: ParamKind) -> tuple[str, ...]:
-    """Names of the averages that these settings hold of each parameter of a kind."""
+def states_of(optim: OptimizerSettings, kind: ParamKind) -> tuple[Average, ...]:
+    """Return the states that these settings hold of each parameter of a kind."""
     return tuple(
-        average.name
+        average
         for average in optimizer_of(optim).state_tensors
         if getattr(optim, average.factor) and kind in average.kinds
     )
+
+
+def evaluation_share(optim: OptimizerSettings) -> float | None:
+    """How far the weights to evaluate and export are from the trained ones towards ``UNAVERAGED``.
+
+    Gradients are taken at y = (1 - beta) z + beta x, which is trained; x is the average. None: the
+    trained weights are evaluated.
+    """
+    if not optimizer_of(optim).averages_steps:
+        return None
+    return 1.0 - 1.0 / optim.betas[0]
 
 
 def factors_of(optim: OptimizerSettings) -> dict[str, float]:
@@ -268,7 +319,7 @@ def factors_of(optim: OptimizerSettings) -> dict[str, float]:
 
 def moved_bytes(optim: OptimizerSettings) -> int:
     """Return the bytes that an update moves for a parameter, with its averages in fp32."""
-    return optimizer_of(optim).moved_bytes + 8 * len(state_tensor_names(optim, "block matrix"))
+    return optimizer_of(optim).moved_bytes + 8 * len(states_of(optim, "block matrix"))
 
 
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:
@@ -300,6 +351,7 @@ NAMES: dict[OptimizerName, Mapping[Elsewhere, tuple[str, ...]]] = {
         "trainer": ("lion_32bit",),
     },
     "muon": {},
+    "schedule_free_adamw": {"trainer": ("schedule_free_adamw",)},
 }
 """In small letters; one row for each of ``OPTIMIZERS``."""
 

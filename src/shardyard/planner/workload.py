@@ -21,7 +21,7 @@ from shardyard.config.optimizers import (
     ParamKind,
     moved_bytes,
     optimizer_of,
-    state_tensor_names,
+    states_of,
 )
 from shardyard.config.schema.recipe import Recipe
 from shardyard.families.shape import ModelShape
@@ -325,14 +325,17 @@ def optimizer_bytes(recipe: Recipe, kind: ParamKind) -> int:
 
     Norms and biases of blocks are so few that they count as matrices of blocks.
     """
-    states = len(state_tensor_names(recipe.optim, kind))
-    return states * FORMAT_BYTES[recipe.precision.optimizer_states] + _average_bytes(recipe)
+    averages = FORMAT_BYTES[recipe.precision.optimizer_states]
+    states = states_of(recipe.optim, kind)
+    return sum(4 if each.is_weight else averages for each in states) + _average_bytes(recipe)
 
 
 def _optimizer_reason(recipe: Recipe) -> str:
     optim = recipe.optim
     if optim.module is None:
         is_mixed = optimizer_of(optim).gathers_matrices
+        if optimizer_of(optim).averages_steps:
+            return "weights without an average, moments"
         return "momentum, outside of blocks moments" if is_mixed else "moments"
     if optim.module_states:
         return f"states of optim.module ({', '.join(optim.module_states)})"

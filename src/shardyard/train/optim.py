@@ -6,13 +6,20 @@ rounded to the nearest again after it.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.optimizers import optimizer_of, param_kind, state_tensor_names
+from shardyard.config.optimizers import (
+    UNAVERAGED,
+    evaluation_share,
+    optimizer_of,
+    param_kind,
+    states_of,
+)
 from shardyard.config.schema.recipe import Optim
 from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.gradients import ParamNorms, local_part, placed_like, square_sum
@@ -74,6 +81,7 @@ class ShardOptimizer:
             for name, param in self._params.items()
             if param.requires_grad
         }
+        self._optim = optim
         norms = ParamNorms(self._params, names=names, tied_across_stages=self._tied_across_stages)
         make = partial(make_update, optim=optim, norms=norms)
         self._copies = copies
@@ -104,6 +112,40 @@ class ShardOptimizer:
         if on_host is not None:
             limit = min(limit, moved_elements)
         self._parts = list(_parts(self._shards, limit))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Begin from the weights as they now are: states that are other weights equal them."""
+        for name, state in self._states.items():
+            weight = local_part(self._params[name].detach())
+            for each in states_of(self._optim, param_kind(name, weight.dim())):
+                if each.is_weight:
+                    state[each.name].copy_(weight)
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """The model has the weights that are evaluated and exported meanwhile.
+
+        Those that are trained wait in memory that gradients have during a step, and come back bit
+        for bit.
+        """
+        share = evaluation_share(self._optim)
+        if share is None:
+            yield
+            return
+        self.synchronize()
+        trained = {}
+        with torch.no_grad():
+            for name, state in self._states.items():
+                weight = local_part(self._params[name].detach())
+                trained[name] = weight.clone()
+                weight.lerp_(state[UNAVERAGED].to(weight.device), share)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, kept in trained.items():
+                    local_part(self._params[name].detach()).copy_(kept)
 
     def square_sum(self) -> Tensor:
         """This rank's share of the squared global norm of the gradients, fp64."""
@@ -152,7 +194,7 @@ class ShardOptimizer:
             shard.grad = state.pop(GRADIENT, gradient)
             param.grad = None
             for key, value in state.items():
-                if value.dtype != torch.float32:
+                if value.dtype.itemsize < torch.float32.itemsize:
                     state[key] = torch.empty_like(value, dtype=torch.float32)
                     held.append(value)
                     wide.append(state[key])
@@ -203,15 +245,18 @@ def _zero_state(
 ) -> State:
     """The state before the first step, so that saving and loading never depend on one."""
     state = {
-        each: torch.zeros_like(shard, requires_grad=False, dtype=dtype)
+        each.name: torch.zeros_like(shard, requires_grad=False, dtype=held)
         if on_host is None
-        else on_host.zeros(shard, dtype)
-        for each in state_tensor_names(optim, param_kind(name, shard.dim()))
+        else on_host.zeros(shard, held)
+        for each in states_of(optim, param_kind(name, shard.dim()))
+        for held in (torch.float32 if each.is_weight else dtype,)
     }
-    if optimizer_of(optim).counts_steps:
-        # on the device, where a skip is decided; fp32 counts exactly to 2**24
-        device = shard.device if on_host is None else on_host.device
+    # on the device, where a skip is decided
+    device = shard.device if on_host is None else on_host.device
+    if optimizer_of(optim).counts_steps:  # fp32 counts exactly to 2**24
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+    for each in optimizer_of(optim).sums:
+        state[each] = torch.zeros((), dtype=torch.float64, device=device)
     return state
 
 

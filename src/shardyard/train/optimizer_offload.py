@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shardyard.config.optimizers import NUMBERS
 from shardyard.parallel.device import CopyQueue
 from shardyard.train.optimizers import State
 
@@ -23,7 +24,7 @@ MOVED_ELEMENTS = 2**25
 WEIGHT, GRADIENT = "weight", "gradient"
 """Names of states next to the averages."""
 
-_STAY = ("step", GRADIENT)
+_STAY = (*NUMBERS, GRADIENT)
 """States that stay: steps are counted on the device, and a gradient is used up."""
 
 
@@ -94,7 +95,7 @@ class StatesOnHost:
         return _Coming(states, self._back.mark())
 
     def _on_device(self, key: str, value: Tensor) -> Tensor:
-        if key == "step":
+        if key in NUMBERS:
             return value
         self.moved_bytes += value.numel() * value.element_size()
         return self._back.to_device(value)

@@ -4,12 +4,14 @@ The newer of snapshot and checkpoint counts. After ``resume --step`` some settin
 data may be skipped.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardyard.checkpoint.load import (
     SelectedCheckpoint,
@@ -28,9 +30,11 @@ from shardyard.checkpoint.snapshots.slot import SnapshotId
 from shardyard.checkpoint.staging_protocol import MemoryProvider
 from shardyard.config.fingerprint import MAY_CHANGE_FROM_AN_EARLIER_STEP
 from shardyard.config.formulas import snapshots_enabled, step_samples
+from shardyard.config.optimizers import UNAVERAGED, evaluation_share
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import CheckpointError
+from shardyard.parallel.gradients import local_part
 from shardyard.train.best import with_saved_best
 from shardyard.train.state import Progress
 
@@ -192,3 +196,29 @@ def from_earlier_step(saved: Saved, whole: Resolved, *, devices: int) -> Progres
 def _is_gone_back_to(saved: Saved, whole: Resolved) -> bool:
     back_to = whole.back_to
     return back_to is not None and saved.snapshot is None and saved.progress.step == back_to.step
+
+
+def unaveraged_of(saved: Saved, whole: Resolved, model: nn.Module) -> dict[str, Tensor]:
+    """Room for the weights next to those of a phase whose optimizer averages its steps."""
+    optim = whole.of_phases[saved.progress.phase].recipe.optim
+    if evaluation_share(optim) is None:
+        return {}
+    return {
+        f"optim.{UNAVERAGED}.{name}": torch.empty_like(param.detach())
+        for name, param in model.named_parameters()
+        if param.requires_grad
+    }
+
+
+@torch.no_grad()
+def take_evaluated(
+    saved: Saved, whole: Resolved, model: nn.Module, unaveraged: Mapping[str, Tensor]
+) -> None:
+    """Give a phase the weights that the one before it was evaluated by."""
+    share = evaluation_share(whole.of_phases[saved.progress.phase].recipe.optim)
+    if share is None:
+        return
+    for name, param in model.named_parameters():
+        other = unaveraged.get(f"optim.{UNAVERAGED}.{name}")
+        if other is not None:
+            local_part(param.detach()).lerp_(local_part(other), share)

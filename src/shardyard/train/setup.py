@@ -27,6 +27,7 @@ from shardyard.config.formulas import (
     steps_between_snapshots,
 )
 from shardyard.config.layout import Layout
+from shardyard.config.optimizers import evaluation_share
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.layout import resolve_layout
@@ -34,11 +35,12 @@ from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, require
 from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.config.tasks import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
-from shardyard.errors import CheckpointError
+from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.lora import is_adapter
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.log import warn
+from shardyard.models.batch_norm import batch_norms_in
 from shardyard.models.build import (
     build_on_meta,
     fill_weights,
@@ -71,7 +73,14 @@ from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_code import changed_words, with_own_code
 from shardyard.train.reproducible_step import ExactStep
-from shardyard.train.resume import Saved, find_saved, from_earlier_step, may_differ
+from shardyard.train.resume import (
+    Saved,
+    find_saved,
+    from_earlier_step,
+    may_differ,
+    take_evaluated,
+    unaveraged_of,
+)
 from shardyard.train.snapshot_room import cannot_hold_snapshots
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper
@@ -166,8 +175,8 @@ def set_up_phase(
     tensors = _saved_of(held, recipe)
     with hooks.heartbeat.during(WorkerPhase.RESTORE):
         begin = _begin(context, saved, task, tensors, stepper, phase=phase)
-    if averages is not None and (saved is None or phase > saved.progress.phase):
-        averages.begin()
+    if saved is None or phase > saved.progress.phase:
+        stepper.begin()
     snapshots = _open_snapshots(run_dir, attempt, hooks, context, tensors, saved)
     training = Training(
         run_dir=run_dir,
@@ -213,6 +222,12 @@ def _open_sinks(run_dir: RunDir, recipe: Recipe, progress: Progress) -> list[Sin
 def _open_stepper(
     recipe: Recipe, task: Task, mesh: Mesh, *, device: torch.device
 ) -> tuple[Stepper, WeightEma | None]:
+    if evaluation_share(recipe.optim) is not None and batch_norms_in(task.computation.model):
+        raise RequestError(
+            f"optim.name={recipe.optim.name} evaluates averaged weights, and running statistics of "
+            f"batch normalisation in {recipe.model.module} are of the trained ones. Use "
+            "optim.name=adamw with optim.ema_decay=0.9999."
+        )
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)  # gives storage
     averages = ema_of(recipe, task.computation)
     stepper = Stepper(
@@ -541,9 +556,13 @@ def _begin(
             for name, each in tensors.items()
             if not name.startswith("optim.") and not is_ema(name)
         }
+    unaveraged = unaveraged_of(saved, context.resolved, task.model) if is_next else {}
+    tensors = {**tensors, **unaveraged}
     of_others = names_on_all_stages(tensors, context.mesh)
     gaps = _fill(context.resolved, task, tensors, saved, of_others=of_others, weights_only=is_next)
-    if not is_next:
+    if is_next:
+        take_evaluated(saved, context.resolved, task.model, unaveraged)
+    else:
         stepper.skipped_in_row.fill_(saved.values["skipped_in_row"])
     if stepper.scaling is not None and saved.values.get("loss_scale") is not None:
         stepper.scaling.load(saved.values["loss_scale"])

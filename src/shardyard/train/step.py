@@ -10,6 +10,7 @@ optimizer.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -209,6 +210,16 @@ class Stepper:
         """Parameters, optimizer state and averages, also what no checkpoint holds."""
         averages = {} if self._ema is None else self._ema.tensors()
         return {**self._optimizer.tensors(), **averages}
+
+    def begin(self) -> None:
+        """Begin averages from the weights as they now are."""
+        self._optimizer.begin()
+        if self._ema is not None:
+            self._ema.begin()
+
+    def evaluation_weights(self) -> AbstractContextManager[None]:
+        """While it is open, the model has the weights that the optimizer's are evaluated by."""
+        return self._optimizer.evaluation_weights()
 
     def synchronize(self) -> None:
         """Wait until what a checkpoint holds can be read, also where it lies in host memory."""

@@ -1,7 +1,7 @@
 """One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,8 @@ class Training:
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
         """While it is open, the model is what evaluations and exports take of it."""
-        return nullcontext() if self.ema is None else self.ema.swapped_in()
+        ema = self.ema
+        return self.stepper.evaluation_weights() if ema is None else ema.swapped_in()
 
     def close(self) -> None:
         """Let go of files and threads, so that the process group can end."""

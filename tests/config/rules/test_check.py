@@ -78,8 +78,27 @@ PROBLEMS = [
     # given, so somebody believes that it acts, also where it is the default
     (
         ["optim.name=sgd", "optim.lr=0.1", "optim.eps=1e-8"],
-        "optim.eps=1e-08 is a setting of adamw, lamb and muon; optim.name is sgd, which reads "
-        "momentum and nesterov. Leave it out.",
+        "optim.eps=1e-08 is a setting of adamw, lamb, muon and schedule_free_adamw; optim.name is "
+        "sgd, which reads momentum and nesterov. Leave it out.",
+    ),
+    (
+        ["optim.name=schedule_free_adamw", "optim.lr=1e-3", "optim.schedule=cosine"],
+        "optim.schedule=cosine changes the learning rate, and optim.name=schedule_free_adamw "
+        "averages its steps instead. Set optim.schedule=constant, which keeps the warm-up.",
+    ),
+    (
+        ["optim.name=schedule_free_adamw", "optim.lr=1e-3", "optim.schedule_module=own:halved"],
+        "optim.schedule_module=own:halved changes the learning rate, and "
+        "optim.name=schedule_free_adamw averages its steps instead. Leave it out.",
+    ),
+    (
+        ["optim.name=schedule_free_adamw", "optim.lr=1e-3", "optim.ema_decay=0.999"],
+        "optim.ema_decay=0.999 averages weights for validation and exports, and "
+        "optim.name=schedule_free_adamw averages its steps instead. Leave it out.",
+    ),
+    (
+        ["optim.name=schedule_free_adamw", "optim.lr=1e-3", "optim.betas=[0,0.99]"],
+        "optim.betas=0 as its first: the average that is evaluated follows from it. Use 0.9.",
     ),
     (["optim.nesterov=false"], "optim.nesterov=False is a setting of sgd"),
     (

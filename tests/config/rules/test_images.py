@@ -34,6 +34,10 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("optim.lr=auto", "Set optim.lr=0.1, usual for 256 images a step"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
         ("optim.name=muon", "which of a network for images those are is not known. Use adamw, or"),
+        (
+            "optim.name=schedule_free_adamw",
+            "running statistics of batch normalisation are of the trained ones. Use adamw with",
+        ),
         ("memory.offload=activations", "Use memory.recompute, or memory.offload=optimizer."),
         ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),
         ("data.images.crop_area=[0.5, 0.1]", "crop_area=[0.5, 0.1] are not bounds. Give a number"),

@@ -495,6 +495,19 @@ def test_lion_has_the_betas_that_its_framework_gives_it_and_no_epsilon(files: Fi
     assert recipe.get("optim.betas", [0.9, 0.99]) == [0.9, 0.99] and "optim.eps" not in recipe
 
 
+def test_schedule_free_adamw_warms_up_by_itself_and_takes_no_decay(files: Files) -> None:
+    arguments = {"max_steps": 50, "per_device_train_batch_size": 2, "warmup_steps": 5,
+                 "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}  # fmt: skip
+    recipe = files.add("arguments.json", arguments).recipe("optim.global_batch=4")
+    assert (recipe["optim.name"], recipe["optim.warmup_steps"]) == ("schedule_free_adamw", 5)
+    assert recipe["optim.betas"] == [0.9, 0.999]
+    assert "optim.schedule_from" not in recipe  # its first step has a rate
+    arguments["lr_scheduler_type"] = "cosine"
+    files.folder.joinpath("arguments.json").write_text(json.dumps(arguments))
+    (problem,) = files.take("optim.global_batch=4").errors
+    assert str(problem).endswith("Give optim.schedule=constant, which keeps the warm-up.")
+
+
 def test_a_share_of_warm_up_is_rounded_otherwise_by_the_trainer(files: Files) -> None:
     arguments = {"max_steps": 50, "per_device_train_batch_size": 2, "warmup_ratio": 0.03}
     imported = files.add("arguments.json", arguments).take()

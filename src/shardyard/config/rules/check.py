@@ -250,6 +250,8 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
         what = "a network for images" if reads_images else "model.module"
         text = f"={optim.name} moves the matrices of a language model's blocks, and which of {what}"
         yield Problem("optim.name", f"{text} those are is not known. Use adamw, or optim.module.")
+    if row.averages_steps:
+        yield from _averaged_steps(recipe)
     for key in sorted(optim.model_fields_set):
         readers = readers_of(key)
         if readers and optim.name not in readers and optim.module is None:
@@ -267,6 +269,29 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
             f"warmup_steps and falls until decay_steps. Use at most {decay - 1}."
         )
         yield Problem("optim.warmup_steps", text)
+
+
+def _averaged_steps(recipe: Recipe) -> Iterable[Problem]:
+    """Find what contradicts an optimizer that averages its own steps."""
+    optim = recipe.optim
+    why = f"optim.name={optim.name} averages its steps instead"
+    if optim.schedule != "constant" or optim.schedule_module is not None:
+        is_own = optim.schedule_module is not None
+        path, value = (
+            ("schedule_module", optim.schedule_module) if is_own else ("schedule", optim.schedule)
+        )
+        fix = "Leave it out" if is_own else "Set optim.schedule=constant, which keeps the warm-up"
+        yield Problem(f"optim.{path}", f"={value} changes the learning rate, and {why}. {fix}.")
+    if optim.ema_decay is not None:
+        text = f"={optim.ema_decay} averages weights for validation and exports, and {why}."
+        yield Problem("optim.ema_decay", f"{text} Leave it out.")
+    if not optim.betas[0]:
+        text = "=0 as its first: the average that is evaluated follows from it. Use 0.9."
+        yield Problem("optim.betas", text)
+    if task_row(recipe.task.name).reads == "images":
+        text = f"={optim.name} evaluates averaged weights, and running statistics of batch "
+        text += "normalisation are of the trained ones. Use adamw with optim.ema_decay=0.9999."
+        yield Problem("optim.name", text)
 
 
 def _batch(recipe: Recipe) -> Iterable[Problem]:

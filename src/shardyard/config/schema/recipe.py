@@ -257,9 +257,12 @@ class Optim(Section):
 
     @model_validator(mode="after")
     def _take_published_averages(self) -> Self:
-        """Take betas and momentum as the optimizer was published, unless the recipe sets them."""
+        """Take betas, momentum and schedule as the optimizer was published, unless they are set."""
         row = OPTIMIZERS[self.name]
-        for key, published in (("betas", row.betas), ("momentum", row.momentum)):
+        schedule = "constant" if row.averages_steps and self.module is None else None
+        for key, published in (
+            ("betas", row.betas), ("momentum", row.momentum), ("schedule", schedule)
+        ):  # fmt: skip
             if published is not None and key not in self.model_fields_set:
                 self.__dict__[key] = published  # not an assignment: it stays a default
         return self

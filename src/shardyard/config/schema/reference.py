@@ -7,7 +7,7 @@ sections. They are parsed from the source on first use.
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from shardyard.config.optimizers import OPTIMIZERS, readers_of
+from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
 from shardyard.config.schema.base import Section as Fields
 from shardyard.config.schema.recipe import Recipe
 from shardyard.units import format_list
@@ -103,13 +103,11 @@ def _by_optimizer(setting: str) -> list[str]:
             known = [name for name, row in OPTIMIZERS.items() if row.knows_lr]
             return [f"auto is known for {format_list(known)}."]
         case "weight_decay":
-            values = [f"{row.weight_decay:g} for {name}" for name, row in OPTIMIZERS.items()]
-            return [f"auto: {', '.join(values)}."]
+            decays = {name: f"{row.weight_decay:g}" for name, row in OPTIMIZERS.items()}
+            return [f"auto: {_by_value(decays)}."]
         case "betas":
-            betas = [
-                f"{list(row.betas)} for {name}" for name, row in OPTIMIZERS.items() if row.betas
-            ]
-            return [f"Default: {', '.join(betas)}; others have none."]
+            betas = {name: str(list(row.betas)) for name, row in OPTIMIZERS.items() if row.betas}
+            return [f"Default: {_by_value(betas)}; others have none."]
         case _:
             readers = readers_of(key)
             published = [
@@ -119,6 +117,14 @@ def _by_optimizer(setting: str) -> list[str]:
             ]
             default = [f"Default: {', '.join(published)}."] if published else []
             return [f"Only for {format_list(readers)}.", *default] if readers else []
+
+
+def _by_value(values: Mapping[OptimizerName, str]) -> str:
+    """``0.1 for adamw and muon, 0 for sgd``."""
+    names: dict[str, list[str]] = {}
+    for name, value in values.items():
+        names.setdefault(value, []).append(name)
+    return ", ".join(f"{value} for {format_list(each)}" for value, each in names.items())
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:

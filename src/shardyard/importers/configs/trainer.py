@@ -64,7 +64,21 @@ _DDP = "of torch's DDP wrapper, which is not used"
 _TRAINER = "of the Trainer's own workings"
 
 
-def _schedule(entry: ConfigEntry, _: SourceConfig) -> RuleResult:
+def _averages_steps(config: SourceConfig) -> bool:
+    """Whether its optimizer does the warm-up itself, and has no decay."""
+    name = optimizer_by_alias("trainer", str(config.get("optim")))
+    return name is not None and OPTIMIZERS[name].averages_steps
+
+
+def _schedule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
+    if _averages_steps(config):
+        if str(entry.value).lower() == "constant":
+            return mapped({"optim.schedule": "constant"})
+        return rejected(
+            f"={entry.value!r} changes the learning rate, and the optimizer averages its steps "
+            "instead. Give optim.schedule=constant, which keeps the warm-up.",
+            "optim.schedule",
+        )
     says = _SCHEDULES.get(str(entry.value).lower())
     if says is None:
         return rejected(
