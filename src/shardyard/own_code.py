@@ -212,6 +212,14 @@ class OwnFunction:
 
     def failed(self, error: BaseException, *arguments: Any) -> RequestError:
         """The error to raise where the function raised one."""
+        given = f" It got {', '.join(map(describe, arguments))}." if arguments else ""
+        return RequestError(
+            f"{self.setting}={self.import_path} failed at {self.line_of(error)}.{given} It is "
+            f"called as {self.contract.call} and must return {self.contract.returns}."
+        )
+
+    def line_of(self, error: BaseException) -> str:
+        """The last line of the user's code that an error went through, and the error."""
         root = root_of(self.import_path)
         where, text = self.location, ""
         for frame, line in traceback.walk_tb(error.__traceback__):
@@ -219,12 +227,7 @@ class OwnFunction:
                 where = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
                 text = _source_line(frame.f_code.co_filename, line)
         said = f"`{text}`: " if text else ""
-        given = f" It got {', '.join(map(describe, arguments))}." if arguments else ""
-        return RequestError(
-            f"{self.setting}={self.import_path} failed at {where}: {said}{type(error).__name__}: "
-            f"{error}.{given} It is called as {self.contract.call} and must return "
-            f"{self.contract.returns}."
-        )
+        return f"{where}: {said}{type(error).__name__}: {error}"
 
     def returned(self, answer: Any, reason: str = "") -> RequestError:
         """The error to raise where the function returned something else than it must."""

@@ -11,6 +11,7 @@ from shardyard.config.model.source import network_or_none
 from shardyard.config.resolve import resolve
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.prepare import prepare_images
+from shardyard.data.own.prepare import prepare_own
 from shardyard.rundir.layout import RunDir
 from tests.distributed.runs import MACHINE, write_run
 
@@ -77,7 +78,8 @@ def make_image_run(
     }  # fmt: skip
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
     recipe = Recipe.model_validate(merged)
-    facts = prepare_images(recipe, model_dir=None, progress=lambda *_: None)
+    prepared = prepare_images if recipe.data.module is None else prepare_own
+    facts = prepared(recipe, model_dir=None, progress=lambda *_: None)
     model_dir = Path(str(recipe.model.path))
     resolved = resolve(
         recipe, shape=None, network=network_or_none(recipe, model_dir), machine=MACHINE,

@@ -162,6 +162,13 @@ def _prepare_remote(
 
 
 def _rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    if metadata.item_kind is not None:
+        return [
+            ("folder", metadata.dir),
+            ("items", f"{metadata.item_kind}, read while training"),
+            ("training", f"{metadata.train_samples:,} items"),
+            ("validation", f"{metadata.eval_samples:,} items"),
+        ]
     if metadata.num_classes is not None:
         return [
             ("folder", metadata.dir),

@@ -18,6 +18,9 @@ def source_word(source: str | Sequence[str]) -> str:
 
 def dataset_words(recipe: Recipe) -> Iterator[str]:
     """The words of all datasets that training a recipe reads."""
+    if recipe.data.module is not None:
+        yield source_word(recipe.data.module.partition(":")[2])
+        return
     if not recipe.data.mixture:
         yield source_word(recipe.data.source)
         return

@@ -60,6 +60,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "task.top_k",
     # what the fingerprint of the prepared data stands for
     "data.source",
+    "data.module",
+    "data.module_settings",
     "data.eval_source",
     "data.mixture",
     "data.format",
@@ -77,6 +79,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     # how it is read
     "data.dir",
     "data.workers",
+    "data.module_workers",
     "data.prefetch_steps",
     "data.images.pack",
     "data.images.check",

@@ -378,19 +378,23 @@ def _check_sample_counts(resolved: Resolved) -> list[Problem]:
     ranks, samples = draft.data_ranks, draft.train_samples
     found = []
     if samples < ranks:
+        is_text = not draft.reads_images and data.item_kind is None
+        what = "images" if draft.reads_images else "items of data.module"
         made = (
-            f"{samples} images are trained on"
-            if draft.reads_images
-            else f"{data.train_tokens:,} training tokens make {samples} samples of "
+            f"{data.train_tokens:,} training tokens make {samples} samples of "
             f"{draft.seq_len} tokens"
+            if is_text
+            else f"{samples} {what} are trained on"
         )
-        less = "" if draft.reads_images else " a smaller data.seq_len,"
+        less = " a smaller data.seq_len," if is_text else ""
         text = (
             f"{made}, fewer than the {ranks} data-parallel ranks: some would never have work. "
             f"Use more data,{less} or fewer devices."
         )
-        found.append(Problem("data.source", text))
+        setting = "data.source" if recipe.data.module is None else "data.module"
+        found.append(Problem(setting, text))
     kind = "image" if draft.reads_images else "document"
+    kind = kind if data.item_kind is None else "item"
     wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
     if (wants_eval or recipe.run.target) and not data.num_samples("eval", draft.seq_len):
         text = (
@@ -433,9 +437,10 @@ def _check_length(resolved: Resolved) -> list[Problem]:
     recipe, data = resolved.recipe, resolved.data
     draft = Draft(recipe=recipe, context=ResolveContext(data=data))
     samples = draft.train_samples
+    what = "pictures" if draft.reads_images else "items of data.module"
     made_of = (
-        f"{samples:,} pictures are an epoch"
-        if draft.reads_images
+        f"{samples:,} {what} are an epoch"
+        if draft.reads_images or data.item_kind is not None
         else f"{data.train_tokens:,} training tokens make {samples:,} samples of "
         f"{draft.seq_len:,} tokens"
     )

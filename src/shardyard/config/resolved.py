@@ -46,6 +46,11 @@ class DatasetMetadata:
     """Samples that were made when the set was prepared; None: windows of running text."""
     eval_samples: int | None = None
 
+    item_kind: str | None = None
+    """Items of data.module that training reads by number: tokens, image or fields.
+
+    None: samples come from prepared files.
+    """
     num_classes: int | None = None
     """Number of image classes; None: for text."""
     parts: tuple["SourceMetadata", ...] = ()

@@ -69,6 +69,8 @@ class TaskRow:
     """Whether ``precision.reduce=exact`` has been held to it."""
     accepts_own_loss: bool = False
     """Whether ``task.loss`` and ``task.metrics`` get the outputs of its models."""
+    reads_items: bool = False
+    """Whether training reads items of ``data.module`` by number; else the module gives text."""
     settings: "type[Section] | None" = None
     """Section ``task.<name>`` of a task that a package adds."""
 
@@ -107,6 +109,7 @@ TASKS: dict[str, TaskRow] = {
         reads_learnt=True,
         sums_exactly=True,
         accepts_own_loss=True,
+        reads_items=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
@@ -117,6 +120,7 @@ TASKS: dict[str, TaskRow] = {
         },
         is_causal=False,
         accepts_own_loss=True,
+        reads_items=True,
     ),
     "bert_pretraining": TaskRow(
         code="shardyard.tasks.bert_pretraining:BertPretraining",
@@ -142,6 +146,7 @@ TASKS: dict[str, TaskRow] = {
         reads="images",
         sums_exactly=True,
         accepts_own_loss=True,
+        reads_items=True,
     ),
 }
 """``task.name`` -> its row."""

@@ -126,7 +126,7 @@ def would_prepare(request: Request) -> dict[str, str]:
     """Describe what ``prepare_data`` would read and write, without reading the data."""
     data = request.recipe.data
     write = f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}"
-    read = ", ".join(entry for _, entry in data.entries)
+    read = ", ".join(entry for _, entry in data.entries) or f"data.module={data.module}"
     if task_row(request.recipe.task.name).reads == "images":
         return {"read": read, "write": write, "validation": _validation(data, "pictures")}
     kind = TOKENIZER_KINDS[data.tokenizer_kind].words

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,12 @@ def _prepare(
 
     recipe = _read_recipe(recipe_path)
     prepare = task_prepare(recipe.task.name)
-    with _progress_display() as progress:
+    output: Callable[[], AbstractContextManager[None]] = nullcontext
+    if recipe.data.module is not None:
+        from shardyard.data.own.prepare import output_to_stderr, prepare_own
+
+        prepare, output = prepare_own, output_to_stderr
+    with _progress_display() as progress, output():
         metadata = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:
         for each in [part.data for part in metadata.parts] or [metadata]:

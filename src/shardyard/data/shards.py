@@ -32,6 +32,9 @@ COLUMNS_VERSION = 2
 OF_TEXT = (FORMAT_VERSION, COLUMNS_VERSION)
 IMAGES_VERSION = "images-1"
 """Format version of images, by ``data/images/index.py``; also part of the folder's name."""
+ITEMS_VERSION = "items-1"
+"""Format version of items of the user's dataset, by ``data/own/``; also part of the folder's name.
+"""
 MANIFEST = "manifest.json"
 
 Tokens = npt.NDArray[np.int64]
@@ -243,7 +246,7 @@ def verify(folder: Path) -> None:
     Raises:
         DataError: A file is missing, or its size or content is not as it was written.
     """
-    manifest = read_manifest(folder, (*OF_TEXT, IMAGES_VERSION))
+    manifest = read_manifest(folder, (*OF_TEXT, IMAGES_VERSION, ITEMS_VERSION))
     check_sizes(folder, manifest, manifest["files"])
     for name, entry in manifest["files"].items():
         with (folder / name).open("rb") as file:

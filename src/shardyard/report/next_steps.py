@@ -78,17 +78,27 @@ def findings(record: RunRecord, lines: tuple[Line, ...]) -> tuple[str, ...]:
     Args:
         lines: Steps of the main number of ranks.
     """
-    return (*_data_wait(lines), *_communication(record), *_memory(record))
+    return (*_data_wait(record, lines), *_communication(record), *_memory(record))
 
 
-def _data_wait(lines: tuple[Line, ...]) -> Iterator[str]:
+def _data_wait(record: RunRecord, lines: tuple[Line, ...]) -> Iterator[str]:
     steps_s = sum(line.get("step_time_s") or 0.0 for line in lines)
     share = sum(line.get("data_wait_s") or 0.0 for line in lines) / steps_s if steps_s else 0.0
     if share >= DATA_WAIT_SHARE:
         yield (
             f"Data wait: {format_percent(share)} of the step time waited for samples (a finding "
-            f"from {DATA_WAIT_SHARE:.0%}). Try more data.workers, or faster storage."
+            f"from {DATA_WAIT_SHARE:.0%}). Try more {_feed_setting(record)}, or faster storage."
         )
+
+
+def _feed_setting(record: RunRecord) -> str:
+    """The setting by which samples come faster."""
+    resolved = record.resolved
+    if resolved is None:
+        return "data.prefetch_steps"
+    if resolved.data.item_kind is not None:
+        return "data.module_workers"
+    return "data.prefetch_steps" if resolved.network is None else "data.images.threads"
 
 
 def _communication(record: RunRecord) -> Iterator[str]:

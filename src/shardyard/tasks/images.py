@@ -28,6 +28,8 @@ from shardyard.data.images.mixup import apply_mixing
 from shardyard.data.images.samples import ImageSet, ImageStream
 from shardyard.data.images.transforms import eval_view, train_mixing, train_view
 from shardyard.data.loader import MicroBatch
+from shardyard.data.own.samples import open_items
+from shardyard.data.samples import identity_prepare
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.grad_scale import LossScale
 from shardyard.models.random import SampleKeys
@@ -52,6 +54,9 @@ class ImageClassification(Task):
     def open_data(resolved: Resolved) -> TaskData:
         """Both splits: the training images without end, the held-out ones each once."""
         recipe = resolved.recipe
+        if resolved.data.item_kind is not None:
+            mixing = {"train": train_mixing(recipe), "eval": identity_prepare}
+            return TaskData(*open_items(resolved, vocab_size=None, prepare=mixing.__getitem__))
         threads = decode_threads(recipe.data.images.threads)
         train = ImageStream(
             _images(resolved, "train", train_view(recipe)),
@@ -93,7 +98,8 @@ class ImageClassification(Task):
     def predictions(self, resolved: Resolved) -> list[dict[str, Any]]:
         """Return validation images over the whole split, each as a small JPEG in base64."""
         total = resolved.data.eval_samples
-        if not total or not isinstance(self.computation, ImageComputation):
+        is_prepared = resolved.data.item_kind is None
+        if not total or not is_prepared or not isinstance(self.computation, ImageComputation):
             return []
         images = _images(resolved, "eval", eval_view(resolved.recipe))
         shown = sorted({number * total // _SHOWN for number in range(_SHOWN)})
@@ -242,7 +248,12 @@ class ImageComputation(Computation[MicroBatch]):
         return _ImageLoss(loss, count if has_weight else 0.0 * count, logits_BC, fields)
 
     def _pixels(self, bytes_BHWC: Tensor) -> Tensor:
-        """Return what the network reads (B, 3, H, W), by mean and deviation of each colour."""
+        """Return what the network reads (B, 3, H, W), by mean and deviation of each colour.
+
+        Floats (B, 3, H, W) of the user's own dataset are normalized already.
+        """
+        if bytes_BHWC.is_floating_point():
+            return bytes_BHWC
         bytes_BCHW = bytes_BHWC.permute(0, 3, 1, 2)
         if self._device.type == "cpu":  # convolutions are quicker there on planes; tensor cores are
             bytes_BCHW = bytes_BCHW.contiguous()  # on channels side by side, as pictures are read

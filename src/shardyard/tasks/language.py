@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from shardyard.config.tasks import task_row
 from shardyard.data.loader import MicroBatch
 from shardyard.data.mixture import ConcatenatedSets, MixedStream, WithOnes
 from shardyard.data.mixture import MixturePart as MixturePart
+from shardyard.data.own.samples import ItemStream, open_items
 from shardyard.data.samples import (
     Prepare,
     SampleSet,
@@ -68,6 +70,8 @@ class LanguageTask(Task):
         """Both splits: the training samples without end, the held-out ones each once."""
         if resolved.data.parts:
             return cls._open_mixture(resolved)
+        if resolved.data.item_kind is not None:
+            return TaskData(*cls._open_items(resolved))
         train = Stream(
             cls.samples(resolved, "train"),
             seed=resolved.recipe.run.seed,
@@ -77,6 +81,14 @@ class LanguageTask(Task):
             return TaskData(train, None)
         prepare = cls.preparation(resolved, "eval")
         return TaskData(train, Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare))
+
+    @classmethod
+    def _open_items(cls, resolved: Resolved) -> tuple[ItemStream, ItemStream | None]:
+        if resolved.data.item_kind != "tokens":  # fields of the user's own model, as they are
+            return open_items(resolved, vocab_size=None, prepare=lambda _: identity_prepare)
+        return open_items(
+            resolved, vocab_size=vocabulary(resolved), prepare=partial(cls.preparation, resolved)
+        )
 
     @classmethod
     def _open_mixture(cls, resolved: Resolved) -> TaskData:

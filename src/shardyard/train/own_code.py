@@ -47,7 +47,9 @@ def with_own_code(
 
 
 def load_all(recipe: Recipe) -> dict[str, OwnFunction]:
-    """Import every function that a recipe names, by its setting.
+    """Import every function that a recipe names, by its setting, but for ``data.module``.
+
+    Readers call that one (``data/own/readers.py``), in processes of their own.
 
     Raises:
         RequestError: One cannot be imported.
@@ -55,6 +57,7 @@ def load_all(recipe: Recipe) -> dict[str, OwnFunction]:
     return {
         setting: load_own(setting, path, contract)
         for setting, (path, contract) in own_functions(recipe).items()
+        if setting != "data.module"
     }
 
 

@@ -34,7 +34,8 @@ MAPPINGS = frozenset(
         "launch.aws_batch.tags", "launch.env", "launch.kubernetes.annotations",
         "launch.kubernetes.labels", "launch.kubernetes.node_selector",
         "launch.kubernetes.side_node_selector",
-        "launch.slurm.options", "optim.module_settings", "run.origins", "run.tags", "secrets",
+        "launch.slurm.options", "data.module_settings", "optim.module_settings", "run.origins",
+        "run.tags", "secrets",
     }
 )  # fmt: skip
 """Settings whose keys are the user's own names."""
@@ -163,7 +164,9 @@ def check_data(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     data = recipe.data
     yield from _packing(recipe)
-    if data.seq_len == 1 and task_row(recipe.task.name).reads == "text":
+    reads_text = task_row(recipe.task.name).reads == "text"
+    is_own = recipe.model.module is not None and data.module is not None
+    if data.seq_len == 1 and reads_text and not is_own:
         text = "=1 leaves no token to predict another from. Give at least 2."
         yield Problem("data.seq_len", text)
     is_trained = data.tokenizer in TOKENIZER_WORDS
@@ -232,7 +235,7 @@ def _validation(recipe: Recipe) -> Iterable[Problem]:
 def _packing(recipe: Recipe) -> Iterable[Problem]:
     data = recipe.data
     if data.pack == "stream":
-        if data.too_long != Data().too_long:
+        if data.too_long != Data().too_long and data.module is None:
             text = f"={data.too_long}: windows of running text cut documents as they come. "
             yield Problem("data.too_long", f"{text}Set data.pack=whole, or leave it out.")
         return

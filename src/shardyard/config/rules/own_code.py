@@ -5,6 +5,8 @@ Nothing is imported here; ``own_code.py`` reads the source.
 
 from collections.abc import Iterable
 
+from shardyard.config.data_choices import DATA_FORMATS
+from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import TASKS, own_metric_name, task_row
 from shardyard.errors import Problem
@@ -21,6 +23,12 @@ METRIC = Contract(
     arguments=2,
     returns="a value for each sample, a tensor (samples,); or two such tensors, sums and counts, "
     "whose totals are divided once",
+)
+DATASET = Contract(
+    call="dataset(split, **data.module_settings)",
+    arguments=None,
+    returns="the dataset of split 'train' or 'eval', with items by number (__getitem__ and "
+    "__len__) or to iterate over; for 'eval' also None: then data.eval_fraction is held out",
 )
 OPTIMIZER = Contract(
     call="optimizer(params, lr=..., **optim.module_settings)",
@@ -42,6 +50,8 @@ def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
         named["task.loss"] = (recipe.task.loss, LOSS)
     for path in recipe.task.metrics:
         named[f"task.metrics.{own_metric_name(path)}"] = (path, METRIC)
+    if recipe.data.module is not None:
+        named["data.module"] = (recipe.data.module, DATASET)
     if recipe.optim.module is not None:
         named["optim.module"] = (recipe.optim.module, OPTIMIZER)
     if recipe.optim.schedule_module is not None:
@@ -60,6 +70,7 @@ def check_own_code(recipe: Recipe) -> Iterable[Problem]:
     yield from _check_metric_names(recipe)
     if recipe.task.loss is not None or recipe.task.metrics:
         yield from _check_objective(recipe)
+    yield from _check_dataset(recipe)
     yield from _check_optimizer(recipe)
     yield from _check_schedule(recipe)
 
@@ -80,7 +91,8 @@ def _check_metric_names(recipe: Recipe) -> Iterable[Problem]:
             has = f" It has {', '.join(names)}." if names else ""
             text = f"names {name}, which is no function of task.metrics.{has}"
             yield Problem("task.lower_is_better", text)
-    if task.metrics and recipe.data.eval_fraction == 0 and recipe.data.eval_source is None:
+    has_eval_source = recipe.data.eval_source is not None or recipe.data.module is not None
+    if task.metrics and recipe.data.eval_fraction == 0 and not has_eval_source:
         text = "=0 holds nothing out, but task.metrics needs a validation split. Use 0.05, say."
         yield Problem("data.eval_fraction", text)
 
@@ -110,6 +122,27 @@ def _check_objective(recipe: Recipe) -> Iterable[Problem]:
     if recipe.task.label_smoothing:
         text = f"={task.label_smoothing} smooths the task's own loss. Smooth in task.loss, use 0."
         yield Problem("task.label_smoothing", text)
+
+
+def _check_dataset(recipe: Recipe) -> Iterable[Problem]:
+    """Settings that name other data, or that only a dataset of the user's own reads."""
+    data, given = recipe.data, recipe.data.model_fields_set
+    if data.module is None:
+        for key in ("module_settings", "module_workers"):
+            if getattr(data, key) not in ({}, "auto"):
+                text = "is for data.module, and the recipe has none. Set it, or leave this out."
+                yield Problem(f"data.{key}", text)
+        return
+    for key in ("source", "mixture", "eval_source"):
+        if key in given and getattr(data, key) != getattr(Data(), key):
+            text = f"and data.module={data.module} both say where data comes from. Keep one."
+            yield Problem(f"data.{key}", text)
+    if "split" in data.module_settings:
+        text = "has split, which the function gets anyway. Leave it out."
+        yield Problem("data.module_settings", text)
+    if DATA_FORMATS.get(data.format) is not None and DATA_FORMATS[data.format].only:
+        text = f"={data.format} names files, and data.module={data.module} makes the data. Leave "
+        yield Problem("data.format", f"{text}it out.")
 
 
 _OF_OPTIMIZERS = (

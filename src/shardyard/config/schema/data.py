@@ -1,6 +1,6 @@
 """The section ``data`` of a recipe: text or images, and how they become samples."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -105,6 +105,15 @@ class Data(Section):
     mixture: Annotated[tuple[Share, ...], Field(strict=False)] = ()
     """Several sources instead of data.source, each {name, source, weight}, mixed by weight in every
     1,000 samples."""
+    module: str | None = None
+    """Your own dataset instead of data.source, as package.module:function of the split
+    (docs/tutorials/own-code.md)."""
+    module_settings: Annotated[dict[str, Any], Field(description="its arguments")] = Field(
+        default_factory=dict
+    )
+    """Arguments of data.module, such as {folder: /data/notes}."""
+    module_workers: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Processes of each rank that read data.module. auto: its share of the cores, at most 4."""
     format: Annotated[str, Field(description=_FORMAT_WORDS)] = "by_suffix"
     """File format. by_suffix rejects unknown suffixes, text reads them as plain text; chat:
     dialogues (docs/chat.md)."""
@@ -166,7 +175,12 @@ class Data(Section):
 
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:
-        """Every place that text comes from, each behind the name of its setting."""
+        """Every place that text comes from, each behind the name of its setting.
+
+        Empty: data.module makes it.
+        """
+        if self.module is not None:
+            return ()
         holders: list[tuple[str, Section]] = [
             (f"data.mixture[{place}]", share) for place, share in enumerate(self.mixture)
         ]

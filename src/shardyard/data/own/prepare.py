@@ -1,0 +1,460 @@
+"""Preparation of the user's dataset: text is tokenized as any, other items are checked.
+
+- Text or dialogues (``rows``): written as JSON lines, and prepared as such a file.
+- Items by number: a few are read twice and compared. Training reads them by number.
+- Items that can only be iterated: written once (``stored.py``). Training reads them by number.
+
+The folder is named by what was found, so the same dataset finds the same folder.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.dataset_name import source_word
+from shardyard.config.fingerprint import digest
+from shardyard.config.resolved import DatasetMetadata
+from shardyard.config.rules.model import check_vocabulary
+from shardyard.config.schema.data import Data
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import task_prepare, task_row
+from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
+from shardyard.data.own.items import Fields, ItemForm, kind_of, shapes_of
+from shardyard.data.own.stored import write_items
+from shardyard.data.prepare import (
+    Progress,
+    chosen_tokenizer,
+    is_finished,
+    sole_writer,
+    write_tokenizer,
+)
+from shardyard.data.shards import (
+    ITEMS_VERSION,
+    MANIFEST,
+    check_sizes,
+    read_manifest,
+)
+from shardyard.data.tokenizer import TokenizerFiles
+from shardyard.data.work_units import SCRATCH, encoder_in, file_entry, write_file
+from shardyard.errors import RecipeError, RequestError
+from shardyard.io.files import flush_folder, locked
+from shardyard.log import warn
+
+_PROBES = 8
+"""Items that are read to identify a dataset and to find draws that no seed repeats."""
+_ROW_TIME_NS = 10**9
+"""Time of change of the written rows: equal rows are then the same file to `prepare`."""
+
+
+def prepare_own(
+    recipe: Recipe,
+    *,
+    model_dir: Path | None,
+    progress: Progress,
+    rows: int | None = None,
+    folder: Path | None = None,
+) -> DatasetMetadata:
+    """Prepare the dataset of ``data.module``; arguments are those of ``data.prepare.prepare``.
+
+    Raises:
+        RequestError: The user's function or an item of its dataset cannot be used.
+        StorageError: The file system rejected a write.
+    """
+    progress(f"opening {SETTING}={recipe.data.module}", 0, 1)
+    code = DatasetCode.of(recipe)
+    train, held_out = code.open("train"), code.open("eval")
+    assert train is not None  # an error else
+    if held_out is not None and recipe.data.eval_fraction != Data().eval_fraction:
+        raise RequestError(
+            f"data.eval_fraction={recipe.data.eval_fraction}, but {SETTING}={recipe.data.module} "
+            "returns an eval split. Leave data.eval_fraction out, or return None for that split."
+        )
+    items = iter([train.item(0)] if train.is_indexed else train.items())
+    first = next(items, None)
+    if first is None:
+        raise RequestError(f"{SETTING}={recipe.data.module}: the train split has no items.")
+    kind = kind_of(first, recipe)
+    if kind == "rows":
+        texts = train.items() if train.is_indexed else chain([first], items)
+        validation = None if held_out is None else held_out.items()
+        return _prepare_rows(
+            recipe, texts, validation,
+            model_dir=model_dir, progress=progress, rows=rows, folder=folder,
+        )  # fmt: skip
+    _check_task(recipe, kind)
+    tokenizer = _tokenizer_of(recipe, model_dir, kind)
+    form = ItemForm(
+        kind=kind,
+        is_causal=task_row(recipe.task.name).is_causal,
+        attends_across=recipe.data.attends_across,
+        num_classes=None if kind != "image" else len(_classes(train)),
+    )
+    if kind != "tokens":
+        form = replace(form, shapes=shapes_of(_fields(form, train, first, 0)))
+    with _scratch_folder(recipe.data) as scratch:
+        if train.is_indexed:
+            content = _probe(form, train, held_out, recipe)
+        else:
+            content = _store(form, train, chain([first], items), held_out, scratch, recipe.data)
+        content |= {
+            "kind": kind,
+            "shapes": form.shapes,
+            **({} if kind != "image" else {"classes": _classes(train)}),
+        }
+        return _commit(recipe, content, scratch, tokenizer, rows=rows, folder=folder, code=code)
+
+
+# Text and dialogues
+
+
+def _prepare_rows(
+    recipe: Recipe,
+    texts: Iterable[Any],
+    validation: Iterable[Any] | None,
+    *,
+    folder: Path | None,
+    **options: Any,
+) -> DatasetMetadata:
+    """Write rows as JSON lines, let the task prepare that file, and remove it."""
+    data = recipe.data
+    assert data.module is not None
+    if data.too_long != Data().too_long and data.pack == "stream":
+        raise RequestError(
+            f"data.too_long={data.too_long} has no effect: {SETTING}={data.module} returns text, "
+            "which is cut into windows. Set data.pack=whole, or leave it out."
+        )
+    word = source_word(data.module.partition(":")[2])
+    above = Path(data.dir).expanduser().resolve()
+    above.mkdir(parents=True, exist_ok=True)
+    options["progress"](f"writing the rows of {SETTING}={data.module}", 0, 1)
+    with _scratch_folder(data) as scratch:
+        sha256 = _write_rows(scratch / "train", texts, data)
+        validation_sha256 = None
+        if validation is not None:
+            validation_sha256 = _write_rows(scratch / "eval", validation, data, "eval")
+        # A name by content: equal rows are the same file for the request that names the dataset.
+        rows = above / f".rows-{word}-{digest([sha256, validation_sha256])}"
+        with locked(above / f"{rows.name}.lock", waits=lambda: None):
+            rows.mkdir(exist_ok=True)
+            source, held_out = rows / f"{word}.jsonl", rows / f"{word}-eval.jsonl"
+            (scratch / "train").replace(source)
+            update: dict[str, Any] = {"source": str(source), "module": None, "module_settings": {}}
+            if validation is not None:
+                (scratch / "eval").replace(held_out)
+                update["eval_source"] = str(held_out)
+            try:
+                as_file = recipe.model_copy(update={"data": data.model_copy(update=update)})
+                metadata: DatasetMetadata = task_prepare(recipe.task.name)(
+                    as_file, folder=folder, **options
+                )
+            finally:
+                shutil.rmtree(rows, ignore_errors=True)
+                (above / f"{rows.name}.lock").unlink(missing_ok=True)
+    return replace(metadata, validation_files=None)
+
+
+def _write_rows(path: Path, rows: Iterable[Any], data: Data, split: str = "train") -> str:
+    """Write rows as JSON lines; return the SHA-256."""
+    content = hashlib.sha256()
+    with path.open("wb") as file:
+        for number, row in enumerate(rows):
+            plain = {data.text_key: row} if isinstance(row, str) else row
+            try:
+                line = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            except (TypeError, ValueError) as error:
+                raise RequestError(
+                    f"{SETTING}={data.module}: row {number} of the {split} split is no JSON "
+                    f"({error}). Return a text, or a dict of texts, numbers and lists."
+                ) from error
+            file.write(line)
+            content.update(line)
+    os.utime(path, ns=(_ROW_TIME_NS, _ROW_TIME_NS))
+    return content.hexdigest()
+
+
+# Other items
+
+
+def _check_task(recipe: Recipe, kind: str) -> None:
+    """Raise where the task or a setting does not read such items."""
+    row, data = task_row(recipe.task.name), recipe.data
+    if not row.reads_items:
+        raise RequestError(
+            f"{SETTING}={data.module}: task.name={recipe.task.name} reads text, and its items are "
+            f"{kind}. Return text under the key {data.text_key!r}."
+        )
+    for key, why in (
+        ("pack", "its items are samples already, one each"),
+        ("bos", "its items are token ids, or no text"),
+        ("tokenizer_kind", "no tokenizer is trained on its items"),
+    ):
+        if getattr(data, key) != getattr(Data(), key):  # as JSON, a recipe gives all settings
+            raise RequestError(
+                f"data.{key}={getattr(data, key)} has no effect with {SETTING}={data.module}: "
+                f"{why}. Leave it out."
+            )
+    if data.too_long == "drop":
+        raise RequestError(
+            "data.too_long=drop needs the length of every item before training, and "
+            f"{SETTING}={data.module} is read while training. Use cut, or drop them in your "
+            "dataset."
+        )
+
+
+def _tokenizer_of(recipe: Recipe, model_dir: Path | None, kind: str) -> TokenizerFiles | None:
+    """The tokenizer to keep next to token ids; None: there is none, or the items are no tokens."""
+    data, task = recipe.data, recipe.task
+    if kind != "tokens":
+        return None
+    if data.tokenizer == "train":
+        raise RequestError(
+            f"data.tokenizer=train: {SETTING}={data.module} returns token ids, so they have a "
+            "tokenizer already. Name its folder, or leave it out and set data.vocab_size."
+        )
+    tokenizer = chosen_tokenizer(recipe, model_dir)
+    if tokenizer is not None:
+        return tokenizer
+    needs = {
+        "task.name=masked_lm": not task_row(task.name).is_causal,
+        f"task.generate_tokens={task.generate_tokens}": task.generate_tokens > 0,
+    }
+    for setting, is_needed in needs.items():
+        if is_needed:
+            raise RequestError(
+                f"{setting} needs the tokenizer of the ids that {SETTING}={data.module} returns. "
+                "Set data.tokenizer to its folder."
+            )
+    return None
+
+
+def _classes(dataset: OwnDataset) -> list[str]:
+    """Names of the classes, as torchvision's and Hugging Face's datasets have them."""
+    made = dataset.made
+    names = getattr(made, "classes", None)
+    features = getattr(made, "features", None)
+    if names is None and isinstance(features, Mapping):
+        found = (getattr(features.get(key), "names", None) for key in ("label", "labels"))
+        names = next((each for each in found if each), None)
+    if not isinstance(names, list | tuple) or not names:
+        raise RequestError(
+            f"{SETTING}: the dataset of the train split has no class names. Give it an attribute "
+            "`classes`, a list of their names in the order of their numbers, as torchvision's "
+            "datasets have."
+        )
+    return [str(name) for name in names]
+
+
+def _fields(form: ItemForm, dataset: OwnDataset, item: Any, index: int) -> Fields:
+    try:
+        return form.fields(item)
+    except ValueError as error:
+        raise dataset.rejected(item, index, str(error)) from error
+
+
+def _probe(
+    form: ItemForm, train: OwnDataset, held_out: OwnDataset | None, recipe: Recipe
+) -> dict[str, Any]:
+    """Describe datasets whose items have numbers: lengths, and a digest of a few items."""
+    if held_out is not None and not held_out.is_indexed:
+        raise RequestError(
+            f"{SETTING}={recipe.data.module}: the train split has numbered items, and the eval "
+            "split has not. Return the same kind of dataset for both."
+        )
+    samples = {"train": len(train), "eval": 0 if held_out is None else len(held_out)}
+    content: dict[str, Any] = {**_divided(samples, recipe.data), "probes": []}
+    for dataset in (train, held_out):
+        if dataset is None or not len(dataset):
+            continue
+        last = len(dataset) - 1
+        places = sorted({last * number // (_PROBES - 1) for number in range(_PROBES)})
+        found, again = (
+            [_digest(_fields(form, dataset, dataset.item(place), place)) for place in places]
+            for _ in range(2)
+        )
+        if found == again:
+            content["probes"].append(found)
+            continue
+        warn(
+            f"{SETTING}={recipe.data.module}: items of the {dataset.split} split differ between "
+            "two reads with equal seeds, so a resumed run is not exact. Draw random numbers from "
+            "`random`, `numpy.random` or `torch` without seeding them, which Shardyard seeds for "
+            "each item."
+        )
+    return content
+
+
+def _divided(samples: dict[str, int], data: Data) -> dict[str, Any]:
+    """Hold a share of the train items out, where the dataset has no eval split of its own."""
+    is_divided = not samples["eval"] and data.eval_fraction > 0 and samples["train"] > 1
+    if is_divided:
+        held_out = min(max(1, round(samples["train"] * data.eval_fraction)), samples["train"] - 1)
+        samples = {"train": samples["train"] - held_out, "eval": held_out}
+    return {"samples": samples, "is_divided": is_divided}
+
+
+def _digest(fields: Fields) -> str:
+    found = hashlib.sha256(json.dumps(shapes_of(fields)).encode())
+    for _, array in sorted(fields.items()):
+        found.update(array.tobytes())
+    return found.hexdigest()[:16]
+
+
+def _store(
+    form: ItemForm,
+    train: OwnDataset,
+    items: Iterable[Any],
+    held_out: OwnDataset | None,
+    scratch: Path,
+    data: Data,
+) -> dict[str, Any]:
+    """Write the items of both splits; a split without an end never finishes."""
+
+    def arrays(dataset: OwnDataset, found: Iterable[Any]) -> Iterator[Fields]:
+        for number, item in enumerate(found):
+            yield _fields(form, dataset, item, number)
+
+    stored: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    splits = [(train, items)]
+    if held_out is not None:
+        splits.append((held_out, held_out.items()))
+    for dataset, found in splits:
+        written, entries = write_items(scratch, dataset.split, arrays(dataset, found))
+        stored[dataset.split] = written
+        files |= entries
+    samples = {split: stored[split]["samples"] if split in stored else 0 for split in _SPLITS}
+    return {**_divided(samples, data), "stored": stored, "files": files}
+
+
+_SPLITS = ("train", "eval")
+
+
+@contextmanager
+def _scratch_folder(data: Data) -> Iterator[Path]:
+    above = Path(data.dir).expanduser().resolve()
+    above.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".items-", dir=above))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _commit(
+    recipe: Recipe,
+    content: dict[str, Any],
+    scratch: Path,
+    tokenizer: TokenizerFiles | None,
+    *,
+    rows: int | None,
+    folder: Path | None,
+    code: DatasetCode,
+) -> DatasetMetadata:
+    """Write the folder of the dataset, the manifest last, unless it is there."""
+    data = recipe.data
+    request = {
+        "format": ITEMS_VERSION,
+        "module": code.import_path,
+        "settings": dict(code.settings),
+        "items": content,
+        "tokenizer": None if tokenizer is None else digest_of_files(tokenizer),
+        "vocab_size": data.vocab_size if tokenizer is None else None,
+    }
+    if folder is None:
+        word = source_word(code.import_path.partition(":")[2])
+        above = Path(data.dir).expanduser().resolve()
+        folder = above / f"{word}-{digest(request)}"
+    if not is_finished(folder):
+        with sole_writer(folder, lambda *_: None):
+            if not (folder / MANIFEST).exists():
+                _write_folder(folder, recipe, content, request, scratch, tokenizer, rows=rows)
+            shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    return read_items_metadata(folder)
+
+
+def _write_folder(
+    folder: Path,
+    recipe: Recipe,
+    content: dict[str, Any],
+    request: dict[str, Any],
+    scratch: Path,
+    tokenizer: TokenizerFiles | None,
+    *,
+    rows: int | None,
+) -> None:
+    files = dict(content.get("files", {}))
+    for name in files:
+        (scratch / name).replace(folder / name)
+    vocab_size = recipe.data.vocab_size if rows is None else rows
+    if tokenizer is not None:
+        write_tokenizer(folder, recipe.data, tokenizer, lambda: iter(()))
+        files |= {name: file_entry(each) for name, each in tokenizer.items()}
+        vocab_size = encoder_in(folder).vocab_size
+        found = check_vocabulary(tokenizer=recipe.data.tokenizer, vocab_size=vocab_size, rows=rows)
+        if found:
+            raise RecipeError(found)
+    manifest = {
+        "format": ITEMS_VERSION,
+        "request": request,
+        "fingerprint": digest({**request, "format": None}),
+        "vocab_size": vocab_size if content["kind"] == "tokens" else 0,
+        "splits": {split: {"samples": content["samples"][split]} for split in _SPLITS},
+        **{key: value for key, value in content.items() if key not in ("samples", "files")},
+        "files": files,
+    }
+    flush_folder(folder)
+    write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n", folder=folder)
+    flush_folder(folder)
+
+
+def digest_of_files(files: Mapping[str, bytes]) -> str:
+    """Digest of files, by name and content."""
+    return digest({name: hashlib.sha256(each).hexdigest() for name, each in files.items()})
+
+
+def read_items_metadata(folder: Path) -> DatasetMetadata:
+    """Return what a dataset of items holds; compare the sizes of its files with the manifest.
+
+    Raises:
+        DataError: The dataset is missing or incomplete, or a file has another size.
+    """
+    manifest = read_manifest(folder, (ITEMS_VERSION,))
+    check_sizes(folder, manifest, manifest["files"])
+    splits = manifest["splits"]
+    return DatasetMetadata(
+        dir=str(folder),
+        fingerprint=manifest["fingerprint"],
+        vocab_size=manifest["vocab_size"],
+        train_tokens=0,
+        eval_tokens=0,
+        train_documents=0,
+        eval_documents=0,
+        unigram_entropy=0.0,
+        train_samples=splits["train"]["samples"],
+        eval_samples=splits["eval"]["samples"],
+        num_classes=len(manifest["classes"]) if "classes" in manifest else None,
+        item_kind=manifest["kind"],
+    )
+
+
+@contextmanager
+def output_to_stderr() -> Iterator[None]:
+    """Send what the user's code prints to stderr: stdout is this program's answer."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)

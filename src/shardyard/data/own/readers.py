@@ -1,0 +1,199 @@
+"""Processes that read the user's dataset for one rank, and end when the rank does.
+
+The user's code runs outside of the process that trains: its random draws are seeded for each item
+without touching the generators of the training, and a slow item does not hold the training's
+interpreter. A reader ignores SIGTERM, because a draining rank still needs its data.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import connection, get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from shardyard.data.order import permute
+from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
+from shardyard.data.own.items import Fields, ItemForm
+from shardyard.data.own.stored import StoredItems
+from shardyard.errors import DataError, ShardyardError
+
+_HOLD_OUT_KEY = 0x5A11D
+"""Key of the order whose last items are held out, where the user's dataset has no eval split."""
+
+Key = tuple[int, int]
+"""Index of a sample in its split, and the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitReader:
+    """Reads samples of both splits by their numbers; it can be sent to another process."""
+
+    code: DatasetCode
+    form: ItemForm
+    samples: dict[str, int]
+    """Samples of ``train`` and ``eval``."""
+    is_divided: bool
+    """Whether the eval split is taken from the train dataset."""
+    stored: tuple[Path, dict[str, Any]] | None = None
+    """Folder and manifest entries of items that were written; None: the dataset is indexed."""
+
+    def read(self, split: str, index: int, epoch: int) -> Fields:
+        """Return the arrays of a sample.
+
+        Raises:
+            RequestError: The dataset raised, or the item has another form than the first.
+            DataError: The dataset has another length than when it was prepared.
+        """
+        source, at = self._place(split, index)
+        if self.stored is not None:
+            return self._stored[source][at]
+        dataset = self.open(source)
+        item = dataset.item(at, epoch)
+        try:
+            return self.form.fields(item)
+        except ValueError as error:
+            raise dataset.rejected(item, at, str(error)) from error
+
+    def _place(self, split: str, index: int) -> tuple[str, int]:
+        if not self.is_divided:
+            return split, index
+        total = self.samples["train"] + self.samples["eval"]
+        first = self.samples["train"] if split == "eval" else 0
+        return "train", permute(first + index, total, key=_HOLD_OUT_KEY)
+
+    @cached_property
+    def _datasets(self) -> dict[str, OwnDataset]:
+        return {}
+
+    def open(self, split: str) -> OwnDataset:
+        """The user's dataset of a split, made once in a process."""
+        if split in self._datasets:
+            return self._datasets[split]
+        dataset = self.code.open(split)
+        wanted = sum(self.samples.values()) if self.is_divided else self.samples[split]
+        found = len(dataset) if dataset is not None and dataset.is_indexed else 0
+        if dataset is None or found != wanted:
+            raise DataError(
+                f"{SETTING}={self.code.import_path}: the {split} split has {found:,} items here, "
+                f"and had {wanted:,} when it was prepared. Give all nodes the same dataset; to "
+                "train on another one, begin a run from this one's weights: run.from=RUN."
+            )
+        self._datasets[split] = dataset
+        return dataset
+
+    @cached_property
+    def _stored(self) -> dict[str, StoredItems]:
+        assert self.stored is not None
+        folder, entries = self.stored
+        return {split: StoredItems(folder, split, entry) for split, entry in entries.items()}
+
+
+class Readers:
+    """Reads samples side by side in processes of their own. Safe in several threads."""
+
+    def __init__(self, source: SplitReader, processes: int) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        # At once: imports of the user's code take as long as the model takes to be built.
+        self._processes = _started(source, processes)
+
+    def read(self, split: str, keys: Sequence[Key]) -> list[Fields]:
+        """Return the arrays of these samples, in their order.
+
+        Raises:
+            ShardyardError: As ``SplitReader.read``, or a reader was killed.
+        """
+        with self._lock:
+            pipes = list(self._processes)
+            parts = [keys[place :: len(pipes)] for place in range(len(pipes))]
+            for pipe, part in zip(pipes, parts, strict=True):
+                self._send(pipe, (split, part))
+            found: list[Fields] = [{}] * len(keys)
+            # All answers are taken before an error is raised: pipes stay in step.
+            answers = [self._receive(pipe) for pipe in pipes]
+        for place, answer in enumerate(answers):
+            if isinstance(answer, ShardyardError):
+                raise answer
+            found[place :: len(pipes)] = answer
+        return found
+
+    def _send(self, pipe: Connection, request: tuple[str, Sequence[Key]]) -> None:
+        try:
+            pipe.send(request)
+        except ConnectionError:
+            raise self._death(pipe) from None
+
+    def _receive(self, pipe: Connection) -> Any:
+        try:
+            return pipe.recv()
+        except (EOFError, ConnectionError):
+            raise self._death(pipe) from None
+
+    def _death(self, pipe: Connection) -> DataError:
+        process = self._processes[pipe]
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return DataError(
+            f"a process that reads {SETTING}={self._source.code.import_path} {how}. SIGKILL mostly "
+            "means that memory ran out: set a smaller data.module_workers."
+        )
+
+
+def _started(source: SplitReader, number: int) -> dict[Connection, SpawnProcess]:
+    context = get_context("spawn")  # a rank has threads and perhaps a device: not to be forked
+    processes: dict[Connection, SpawnProcess] = {}
+    # As in data/workers.py: the tracker's start would unblock the signal that readers inherit.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        for place in range(number):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_answer, args=(theirs, source), name=f"dataset-{place}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes[ours] = process
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return processes
+
+
+def _answer(pipe: Connection, source: SplitReader) -> None:
+    """Body of a reader: answer requests until the pipe closes."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = "1"  # for what is imported now: the readers are parallel
+    if source.stored is None:
+        with suppress(Exception):  # the first read raises it again
+            source.open("train")
+    while True:
+        try:
+            split, keys = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        answer: list[Fields] | ShardyardError
+        try:
+            answer = [source.read(split, index, epoch) for index, epoch in keys]
+        except ShardyardError as error:
+            answer = error
+        except Exception as error:  # noqa: BLE001 - a process boundary
+            answer = DataError(f"{SETTING}={source.code.import_path}: {error!r}")
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return  # the rank is gone
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)

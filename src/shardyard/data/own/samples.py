@@ -1,0 +1,170 @@
+"""Samples of the user's dataset in the order of a run, read by ``Readers`` while it trains."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import task_row
+from shardyard.control_groups import usable_cores
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.order import Positions, sample_indices
+from shardyard.data.own.dataset import DatasetCode
+from shardyard.data.own.items import Fields, ItemForm
+from shardyard.data.own.readers import Readers, SplitReader
+from shardyard.data.samples import Prepare, Sample, collate
+from shardyard.data.shards import ITEMS_VERSION, read_manifest
+from shardyard.errors import RequestError
+
+_MOST_READERS = 4
+"""Processes of a rank, unless ``data.module_workers`` says more: each has a copy of the dataset."""
+
+
+class ItemStream:
+    """One split of the user's dataset in an order; as ``data.samples.Stream``."""
+
+    limit: str | None = None
+    """The rate of the user's code is not known."""
+
+    def __init__(
+        self,
+        readers: Readers,
+        split: str,
+        *,
+        num_samples: int,
+        seed: int | None,
+        to_sample: Callable[[Fields], Sample],
+        padding: Sample,
+        prepare: Prepare,
+    ) -> None:
+        """Args:
+        seed: Of a stream without end, in which every epoch has its own order; None: the set's
+            own order, each sample once.
+        to_sample: Gives an item the form of a sample.
+        padding: A row without weight.
+        """
+        self.num_samples = num_samples
+        self._readers = readers
+        self._split = split
+        self._seed = seed
+        self._to_sample = to_sample
+        self._padding = padding
+        self._prepare = prepare
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        """Return the indices of the split's samples at these positions of the stream."""
+        if self._seed is None:
+            return positions
+        return sample_indices(positions, self.num_samples, seed=self._seed)
+
+    def micro_batch(self, positions: range, size: int) -> MicroBatch:
+        """The samples at these positions, padded with weightless rows to ``size`` rows.
+
+        Raises:
+            RequestError: The user's dataset raised, or an item has a wrong form.
+            DataError: A reader was killed, or the dataset is another than it was.
+        """
+        indices = self.sample_indices(np.array(positions, dtype=np.int64)).tolist()
+        epochs = [position // self.num_samples for position in positions]
+        items = self._readers.read(self._split, list(zip(indices, epochs, strict=True)))
+        samples = [self._to_sample(each) for each in items]
+        return collate(samples, positions, self._padding, size, self._prepare)
+
+
+def open_items(
+    resolved: Resolved, *, vocab_size: int | None, prepare: Callable[[str], Prepare]
+) -> tuple[ItemStream, ItemStream | None]:
+    """Both splits: the training samples without end, the validation samples each once.
+
+    Args:
+        vocab_size: Token ids that the model has; None: the items are no tokens.
+        prepare: The task's change of a micro-batch, by split.
+    """
+    recipe = resolved.recipe
+    source = reader_of(recipe, resolved.data, vocab_size=vocab_size)
+    readers = Readers(source, _processes(recipe.data.module_workers))
+    to_sample, padding = _sample_form(resolved, source.form)
+    streams = {
+        split: ItemStream(
+            readers,
+            split,
+            num_samples=number,
+            seed=recipe.run.seed if split == "train" else None,
+            to_sample=to_sample,
+            padding=padding,
+            prepare=prepare(split),
+        )
+        for split, number in source.samples.items()
+        if number
+    }
+    return streams["train"], streams.get("eval")
+
+
+def reader_of(recipe: Recipe, data: DatasetMetadata, *, vocab_size: int | None) -> SplitReader:
+    """The reader of a prepared dataset; ``vocab_size`` as in ``open_items``.
+
+    Raises:
+        DataError: The manifest is missing or damaged.
+    """
+    folder = Path(data.dir)
+    manifest = read_manifest(folder, (ITEMS_VERSION,))
+    return SplitReader(
+        code=DatasetCode.of(recipe),
+        form=ItemForm(
+            kind=manifest["kind"],
+            is_causal=task_row(recipe.task.name).is_causal,
+            attends_across=recipe.data.attends_across,
+            vocab_size=vocab_size,
+            num_classes=data.num_classes,
+            shapes=manifest["shapes"]
+            and {name: (kind, tuple(shape)) for name, (kind, shape) in manifest["shapes"].items()},
+        ),
+        samples={split: manifest["splits"][split]["samples"] for split in ("train", "eval")},
+        is_divided=manifest["is_divided"],
+        stored=(folder, manifest["stored"]) if "stored" in manifest else None,
+    )
+
+
+def _processes(workers: int | str) -> int:
+    if isinstance(workers, int):
+        return workers
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(_MOST_READERS, usable_cores() // processes_here))
+
+
+def _sample_form(resolved: Resolved, form: ItemForm) -> tuple[Callable[[Fields], Sample], Sample]:
+    """What makes a sample of an item, and a row of padding."""
+    if form.shapes is not None:
+        zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in form.shapes.items()}
+        return lambda fields: Sample(fields, 1), Sample(zeros, 0)
+    recipe = resolved.recipe
+    seq_len, cuts = int(recipe.data.seq_len), recipe.data.too_long == "cut"
+
+    def to_sample(fields: Fields) -> Sample:
+        size = len(fields["tokens"])
+        if size > seq_len and not cuts:
+            raise RequestError(
+                f"an item of data.module={recipe.data.module} has {size:,} tokens to read, and "
+                f"data.seq_len={seq_len:,}. Set data.too_long=cut, a larger data.seq_len, or cut "
+                "it in your dataset."
+            )
+        kept = min(size, seq_len)
+        padded = _padding(seq_len)
+        for name, values in fields.items():
+            padded[name][:kept] = values[:kept]
+        if not recipe.data.attends_across:  # padding is a document of its own
+            padded["positions"][kept:] = np.arange(seq_len - kept)
+        return Sample(padded, kept)
+
+    return to_sample, Sample(_padding(seq_len), 0)
+
+
+def _padding(seq_len: int) -> Fields:
+    return {
+        "tokens": np.zeros(seq_len, dtype=np.int64),
+        "targets": np.full(seq_len, IGNORED, dtype=np.int64),
+        "positions": np.arange(seq_len, dtype=np.int64),
+    }
