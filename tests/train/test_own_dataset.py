@@ -15,7 +15,11 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.order import sample_indices
 from shardyard.data.own.dataset import seed_generators
 from shardyard.data.own.prepare import prepare_own
+from shardyard.data.own.samples import open_items
+from shardyard.data.samples import identity_prepare
+from shardyard.errors import RequestError
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
@@ -263,6 +267,17 @@ def test_pictures_are_trained_on_as_in_a_plain_loop(
         assert found == pytest.approx(losses, rel=1e-5), is_float
         judged = read_evaluations(run_dir.metrics)[-1]["eval"]
         assert {"loss", "top1"} <= judged.keys()
+
+
+def test_images_of_another_size_than_the_networks_are_an_error(tmp_path: Path) -> None:
+    network = write_network(tmp_path / "network", "vit")
+    sections = _picture_sections(1, is_float=True)
+    sections["data"]["images"] = {"size": 32}
+    run_dir = make_image_run(tmp_path / "run", tmp_path / "x", network, sections)
+    with pytest.raises(RequestError, match=r"are 16 x 16, and data\.images\.size=32\. Set data"):
+        open_items(
+            read_resolved(run_dir.resolved(0)), vocab_size=None, prepare=lambda _: identity_prepare
+        )
 
 
 def linear(*, vocab_size: int, seq_len: int) -> tuple[nn.Module, Any]:  # noqa: ARG001

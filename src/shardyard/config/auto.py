@@ -373,6 +373,17 @@ def _workers(draft: Draft) -> tuple[int, str]:
     return draft.machine.cores, "the cores of the machine"
 
 
+_MOST_MODULE_WORKERS = 4
+"""Each process has a copy of the dataset, so more of them only on request."""
+
+
+def _module_workers(draft: Draft) -> tuple[int, str]:
+    cores, devices = draft.machine.cores, draft.recipe.cluster.devices
+    assert isinstance(devices, int), "the row before this"
+    share = cores // devices
+    return max(1, min(_MOST_MODULE_WORKERS, share)), f"a rank's share of {cores} cores, at most 4"
+
+
 def _bos(draft: Draft) -> tuple[bool, str]:
     if draft.reads_images:
         return False, _OF_TEXT
@@ -572,6 +583,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "data.workers": _workers,
     "cluster.device": _device,
     "cluster.devices": _devices,
+    "data.module_workers": _module_workers,
     "elastic.restart_timeout_s": _restart_timeout,
     "elastic.min_nodes": _nodes,
     "elastic.max_nodes": _nodes,

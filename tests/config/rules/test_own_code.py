@@ -92,6 +92,20 @@ PROBLEMS = [
         "optim.warmup_steps=5 is not read with optim.schedule_module=own:focal, which decides",
     ),
     (["optim.schedule_module=own:focal", "optim.schedule=linear"], "optim.schedule=linear is not"),
+    (["data.module=own:gone"], "defines no gone. It has focal, one, three, with_default"),
+    (["data.module=own:one", "data.source=x"], "data.source: and data.module=own:one both say"),
+    (["data.module=own:one", "data.eval_source=x"], "data.eval_source: and data.module=own:one"),
+    (["data.module=own:one", "data.module_settings={split: a}"], "which the function gets anyway"),
+    (["data.module=own:one", "data.format=bert_h5", "data.tokenizer=x"], "=bert_h5 names files"),
+    (
+        [
+            "data.module=own:one", "model.preset=resnet18", "task.name=image_classification",
+            "optim.lr=1", "data.images.flip=0.25",
+        ],
+        "data.images.flip=0.25 is for image files, and data.module=own:one makes its images.",
+    ),
+    (["data.module_settings={a: 1}"], "data.module_settings: is for data.module, and the recipe"),
+    (["data.module_workers=2"], "data.module_workers: is for data.module, and the recipe has"),
     (["optim.module=own:one", "precision.reduce=exact"], "=exact cuts shards into pieces"),
     (["optim.module=own:one", "memory.offload=optimizer"], "=optimizer moves states, and those"),
 ]  # fmt: skip

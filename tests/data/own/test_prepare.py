@@ -139,6 +139,9 @@ def test_images_have_the_classes_of_their_dataset(tmp_path: Path) -> None:
         ("noisy", {"task": {"name": "bert_pretraining"}, "model": {"preset": "bert-tiny"}},
          "task.name=bert_pretraining reads text, and its items are tokens"),
         ("texts", {"data": {"too_long": "cut"}}, "data.too_long=cut has no effect"),
+        ("dialogues",
+         {"data": {"format": "chat", "chat_template": "chatml", "loss_share": [0, 0.1]}},
+         f"data.module={OWN}:dialogues: answers are "),
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_fix(

@@ -6,7 +6,7 @@ Nothing is imported here; ``own_code.py`` reads the source.
 from collections.abc import Iterable
 
 from shardyard.config.data_choices import DATA_FORMATS
-from shardyard.config.schema.data import Data
+from shardyard.config.schema.data import Data, Images
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import TASKS, own_metric_name, task_row
 from shardyard.errors import Problem
@@ -124,6 +124,14 @@ def _check_objective(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("task.label_smoothing", text)
 
 
+_OF_IMAGE_FILES = (
+    "pack", "check", "broken", "image_key", "label_key", "threads", "cache_mib", "complete",
+    "crop_area", "crop_ratio", "flip", "interpolation", "rand_augment", "rand_augment_magnitude",
+    "erase", "eval_crop",
+)  # fmt: skip
+"""Settings of ``data.images`` that are read where image files become arrays."""
+
+
 def _check_dataset(recipe: Recipe) -> Iterable[Problem]:
     """Settings that name other data, or that only a dataset of the user's own reads."""
     data, given = recipe.data, recipe.data.model_fields_set
@@ -137,6 +145,14 @@ def _check_dataset(recipe: Recipe) -> Iterable[Problem]:
         if key in given and getattr(data, key) != getattr(Data(), key):
             text = f"and data.module={data.module} both say where data comes from. Keep one."
             yield Problem(f"data.{key}", text)
+    if task_row(recipe.task.name).reads == "images":
+        for key in _OF_IMAGE_FILES:
+            if key in data.images.model_fields_set:
+                value = getattr(data.images, key)
+                if value != getattr(Images(), key):
+                    shown = list(value) if isinstance(value, tuple) else value
+                    text = f"={shown} is for image files, and data.module={data.module} makes "
+                    yield Problem(f"data.images.{key}", f"{text}its images. Do it there.")
     if "split" in data.module_settings:
         text = "has split, which the function gets anyway. Leave it out."
         yield Problem("data.module_settings", text)

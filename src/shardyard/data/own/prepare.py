@@ -45,7 +45,7 @@ from shardyard.data.shards import (
 )
 from shardyard.data.tokenizer import TokenizerFiles
 from shardyard.data.work_units import SCRATCH, encoder_in, file_entry, write_file
-from shardyard.errors import RecipeError, RequestError
+from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.io.files import flush_folder, locked
 from shardyard.log import warn
 
@@ -156,6 +156,12 @@ def _prepare_rows(
                 metadata: DatasetMetadata = task_prepare(recipe.task.name)(
                     as_file, folder=folder, **options
                 )
+            except (DataError, RequestError, SourceError) as error:
+                # The user set data.module, and never saw this file.
+                text = str(error)
+                for setting, file in (("data.source", source), ("data.eval_source", held_out)):
+                    text = text.replace(f"{setting}={str(file)!r}", f"{SETTING}={data.module}")
+                raise type(error)(text.replace(f"{rows}{os.sep}", ""), page=error.page) from error
             finally:
                 shutil.rmtree(rows, ignore_errors=True)
                 (above / f"{rows.name}.lock").unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """Samples of the user's dataset in the order of a run, read by ``Readers`` while it trains."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
-from shardyard.control_groups import usable_cores
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.order import Positions, sample_indices
 from shardyard.data.own.dataset import DatasetCode
@@ -18,9 +16,6 @@ from shardyard.data.own.readers import Readers, SplitReader
 from shardyard.data.samples import Prepare, Sample, collate
 from shardyard.data.shards import ITEMS_VERSION, read_manifest
 from shardyard.errors import RequestError
-
-_MOST_READERS = 4
-"""Processes of a rank, unless ``data.module_workers`` says more: each has a copy of the dataset."""
 
 
 class ItemStream:
@@ -85,7 +80,7 @@ def open_items(
     """
     recipe = resolved.recipe
     source = reader_of(recipe, resolved.data, vocab_size=vocab_size)
-    readers = Readers(source, _processes(recipe.data.module_workers))
+    readers = Readers(source, int(recipe.data.module_workers))
     to_sample, padding = _sample_form(resolved, source.form)
     streams = {
         split: ItemStream(
@@ -128,16 +123,11 @@ def reader_of(recipe: Recipe, data: DatasetMetadata, *, vocab_size: int | None) 
     )
 
 
-def _processes(workers: int | str) -> int:
-    if isinstance(workers, int):
-        return workers
-    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(_MOST_READERS, usable_cores() // processes_here))
-
-
 def _sample_form(resolved: Resolved, form: ItemForm) -> tuple[Callable[[Fields], Sample], Sample]:
     """What makes a sample of an item, and a row of padding."""
     if form.shapes is not None:
+        if form.kind == "image":
+            _check_size(form.shapes["image"], resolved.recipe)
         zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in form.shapes.items()}
         return lambda fields: Sample(fields, 1), Sample(zeros, 0)
     recipe = resolved.recipe
@@ -168,3 +158,16 @@ def _padding(seq_len: int) -> Fields:
         "targets": np.full(seq_len, IGNORED, dtype=np.int64),
         "positions": np.arange(seq_len, dtype=np.int64),
     }
+
+
+def _check_size(shape: tuple[str, tuple[int, ...]], recipe: Recipe) -> None:
+    """Raise where images of the user's dataset are not of the network's size."""
+    kind, sides = shape
+    height, width = sides[:2] if kind == "uint8" else sides[1:]
+    size = int(recipe.data.images.size)
+    if (height, width) != (size, size):
+        text = f"its images are {height} x {width}, and data.images.size={size}"
+        fix = f"Set data.images.size={height}" if height == width else "Crop them to a square"
+        raise RequestError(
+            f"data.module={recipe.data.module}: {text}. {fix}, or resize them in your dataset."
+        )
