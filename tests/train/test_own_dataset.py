@@ -274,10 +274,9 @@ def test_images_of_another_size_than_the_networks_are_an_error(tmp_path: Path) -
     sections = _picture_sections(1, is_float=True)
     sections["data"]["images"] = {"size": 32}
     run_dir = make_image_run(tmp_path / "run", tmp_path / "x", network, sections)
+    resolved = read_resolved(run_dir.resolved(0))
     with pytest.raises(RequestError, match=r"are 16 x 16, and data\.images\.size=32\. Set data"):
-        open_items(
-            read_resolved(run_dir.resolved(0)), vocab_size=None, prepare=lambda _: identity_prepare
-        )
+        open_items(resolved, vocab_size=None, prepare=lambda _: identity_prepare)
 
 
 def linear(*, vocab_size: int, seq_len: int) -> tuple[nn.Module, Any]:  # noqa: ARG001

@@ -126,7 +126,12 @@ def would_prepare(request: Request) -> dict[str, str]:
     """Describe what ``prepare_data`` would read and write, without reading the data."""
     data = request.recipe.data
     write = f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}"
-    read = ", ".join(entry for _, entry in data.entries) or f"data.module={data.module}"
+    if data.module is not None:
+        validation = (
+            f"the function's eval split; if that is None, {data.eval_fraction:.0%} of train"
+        )
+        return {"read": f"data.module={data.module}", "write": write, "validation": validation}
+    read = ", ".join(entry for _, entry in data.entries)
     if task_row(request.recipe.task.name).reads == "images":
         return {"read": read, "write": write, "validation": _validation(data, "pictures")}
     kind = TOKENIZER_KINDS[data.tokenizer_kind].words

@@ -49,8 +49,8 @@ def test_text_is_prepared_as_a_file_of_the_same_rows(tmp_path: Path) -> None:
     for split in ("train", "eval"):
         one, other = (TokenShards(Path(each.dir), split) for each in (own, of_file))
         assert np.array_equal(one.read(0, one.num_tokens), other.read(0, other.num_tokens))
-    names = [path.name for path in (tmp_path / "own").iterdir()]
-    assert names == [Path(own.dir).name] and names[0].startswith("texts-")
+    names = {path.name for path in (tmp_path / "own").iterdir()}
+    assert names == {Path(own.dir).name, ".rows.lock"} and Path(own.dir).name.startswith("texts-")
     # equal rows find the folder; other ones are another
     assert prepared("texts", tmp_path / "own") == own
     other_rows = prepared("texts", tmp_path / "own", data={"module_settings": {"ending": "!"}})
@@ -133,6 +133,7 @@ def test_images_have_the_classes_of_their_dataset(tmp_path: Path) -> None:
         ("noisy", {"data": {"module_settings": {"size": 1}}}, "unexpected keyword argument 'size'"),
         ("noisy", {"data": {"eval_fraction": 0.1}}, "returns an eval split. Leave data.eval_fr"),
         ("noisy", {"data": {"pack": "whole", "seq_len": 32}}, "data.pack=whole has no effect"),
+        ("noisy", {"data": {"seq_len": 8}}, "has 27 tokens to read, and data.seq_len=8. Set data."),
         ("noisy", {"data": {"too_long": "drop"}}, "data.too_long=drop needs the length of every"),
         ("noisy", {"data": {"tokenizer": "train"}}, "have a tokenizer already. Name its folder"),
         ("noisy", {"task": {"generate_tokens": 8}}, "task.generate_tokens=8 needs the tokenizer"),
@@ -150,7 +151,7 @@ def test_a_mistake_names_the_fix(
     with pytest.raises(RequestError) as caught:
         prepared(name, tmp_path, **sections)
     assert words in str(caught.value), str(caught.value)
-    assert not [path for path in tmp_path.iterdir() if not path.name.endswith(".lock")]
+    assert {path.name for path in tmp_path.glob(".*")} <= {".rows.lock"}
 
 
 def test_an_error_of_the_dataset_names_the_item_and_the_line(tmp_path: Path) -> None:

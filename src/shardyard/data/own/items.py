@@ -14,6 +14,7 @@ from shardyard.config.data_choices import CHAT_KEYS
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
+from shardyard.errors import RequestError
 
 Kind = Literal["rows", "tokens", "image", "fields"]
 """rows: text or dialogues, which `prepare` tokenizes. The others are read while training."""
@@ -169,6 +170,15 @@ class ItemForm:
             )
         pixels = pixels if is_bytes else pixels.astype(np.float32)
         return {"image": np.ascontiguousarray(pixels), "label": number.astype(np.int64)}
+
+
+def too_long(size: int, recipe: Recipe) -> RequestError:
+    """The error for an item of more tokens than a sample has."""
+    return RequestError(
+        f"an item of data.module={recipe.data.module} has {size:,} tokens to read, and "
+        f"data.seq_len={recipe.data.seq_len}. Set data.too_long=cut, a larger data.seq_len, or cut "
+        "it in your dataset."
+    )
 
 
 def shapes_of(fields: Fields) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -28,7 +28,7 @@ from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_prepare, task_row
 from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
-from shardyard.data.own.items import Fields, ItemForm, kind_of, shapes_of
+from shardyard.data.own.items import Fields, ItemForm, kind_of, shapes_of, too_long
 from shardyard.data.own.stored import write_items
 from shardyard.data.prepare import (
     Progress,
@@ -51,6 +51,7 @@ from shardyard.log import warn
 
 _PROBES = 8
 """Items that are read to identify a dataset and to find draws that no seed repeats."""
+_WAITS = "waiting for another process that prepares rows"
 _ROW_TIME_NS = 10**9
 """Time of change of the written rows: equal rows are then the same file to `prepare`."""
 
@@ -143,7 +144,7 @@ def _prepare_rows(
             validation_sha256 = _write_rows(scratch / "eval", validation, data, "eval")
         # A name by content: equal rows are the same file for the request that names the dataset.
         rows = above / f".rows-{word}-{digest([sha256, validation_sha256])}"
-        with locked(above / f"{rows.name}.lock", waits=lambda: None):
+        with locked(above / ".rows.lock", waits=lambda: options["progress"](_WAITS, 0, 1)):
             rows.mkdir(exist_ok=True)
             source, held_out = rows / f"{word}.jsonl", rows / f"{word}-eval.jsonl"
             (scratch / "train").replace(source)
@@ -164,7 +165,6 @@ def _prepare_rows(
                 raise type(error)(text.replace(f"{rows}{os.sep}", ""), page=error.page) from error
             finally:
                 shutil.rmtree(rows, ignore_errors=True)
-                (above / f"{rows.name}.lock").unlink(missing_ok=True)
     return replace(metadata, validation_files=None)
 
 
@@ -282,10 +282,11 @@ def _probe(
             continue
         last = len(dataset) - 1
         places = sorted({last * number // (_PROBES - 1) for number in range(_PROBES)})
-        found, again = (
-            [_digest(_fields(form, dataset, dataset.item(place), place)) for place in places]
-            for _ in range(2)
-        )
+        items = [dataset.item(place) for place in places]
+        arrays = [_fields(form, dataset, *each) for each in zip(items, places, strict=True)]
+        _check_lengths(arrays, recipe)
+        found = [_digest(each) for each in arrays]
+        again = [_digest(_fields(form, dataset, dataset.item(place), place)) for place in places]
         if found == again:
             content["probes"].append(found)
             continue
@@ -296,6 +297,14 @@ def _probe(
             "each item."
         )
     return content
+
+
+def _check_lengths(items: Iterable[Fields], recipe: Recipe) -> None:
+    """Raise where an item is too long for a sample: before training, for those that are read."""
+    seq_len = recipe.data.seq_len
+    longest = max(len(fields.get("tokens", ())) for fields in items)
+    if isinstance(seq_len, int) and longest > seq_len and recipe.data.too_long == "refuse":
+        raise too_long(longest, recipe)
 
 
 def _divided(samples: dict[str, int], data: Data) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from shardyard.config.tasks import task_row
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.order import Positions, sample_indices
 from shardyard.data.own.dataset import DatasetCode
-from shardyard.data.own.items import Fields, ItemForm
+from shardyard.data.own.items import Fields, ItemForm, too_long
 from shardyard.data.own.readers import Readers, SplitReader
 from shardyard.data.samples import Prepare, Sample, collate
 from shardyard.data.shards import ITEMS_VERSION, read_manifest
@@ -136,11 +136,7 @@ def _sample_form(resolved: Resolved, form: ItemForm) -> tuple[Callable[[Fields],
     def to_sample(fields: Fields) -> Sample:
         size = len(fields["tokens"])
         if size > seq_len and not cuts:
-            raise RequestError(
-                f"an item of data.module={recipe.data.module} has {size:,} tokens to read, and "
-                f"data.seq_len={seq_len:,}. Set data.too_long=cut, a larger data.seq_len, or cut "
-                "it in your dataset."
-            )
+            raise too_long(size, recipe)
         kept = min(size, seq_len)
         padded = _padding(seq_len)
         for name, values in fields.items():
