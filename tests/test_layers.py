@@ -302,7 +302,7 @@ OWN_CODE = {"own_code", "own_processes"}
 """The user's functions in a loss: where one fails, the message names its line."""
 REACHED = {
     "train/loop.py": FOUNDATION | TRAINS | OWN_CODE | {"observe"},
-    "library/__init__.py": FOUNDATION | TRAINS | OWN_CODE | {"library", "file_faults"},
+    "library/__init__.py": FOUNDATION | TRAINS | OWN_CODE | {"library", "file_faults", "git"},
 }
 """Packages that a module imports, lazily too, and what these import. Add one only with a reason:
 whoever changes the module has to know them. Better, hand the module what it needs."""

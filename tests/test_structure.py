@@ -43,12 +43,12 @@ SMALL = {
     "report/compare/line_styles.py": "pages draw the legend by it, without matplotlib",
     "config/dataset_name.py": "both halves name datasets by it, and control may not import data/",
     "config/tokenizer_kinds.py": "registry",
-    "control/resend.py": "an operation of its own, report --send, as its neighbours",
     "families/presets.py": "registry",
     "io/path_option.py": "imports click, which the rest of io/ but the terminal may not",
     "models/grad_scale.py": "models, parallel and tasks share it; train moves the factor",
     "models/submodules.py": "what builds, splits and runs a model finds its parts by it",
     "node/log_markers.py": "three programs of a node print by it",
+    "rundir/script.py": "scripts import it, and may not reach the resolved recipe next to it",
     "tasks/loss_computation.py": "protocol",
 }
 """Files with fewer lines of code, each with why it is a file of its own; none may join that is

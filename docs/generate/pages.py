@@ -19,7 +19,7 @@ from docs.generate import (
 )
 
 DOCS = Path(__file__).parents[1]
-MARK = "<!-- The table below is made by `make docs`. -->"
+MARK = "<!-- table by `make docs` -->"
 
 WHOLE: dict[str, Callable[[], str]] = {
     "architecture.svg": architecture.drawing,

@@ -23,7 +23,7 @@ from shardyard.checkpoint import writer
 from shardyard.checkpoint.retention import step_name
 from shardyard.errors import StorageError
 from shardyard.library.generators import give_back_to_rank, once, states_of
-from shardyard.library.resumable_steps import BeforeTermination
+from shardyard.library.termination import BeforeTermination
 from tests.distributed.ranks import run_on_ranks
 
 CPU = torch.device("cpu")

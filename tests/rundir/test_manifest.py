@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ MACHINE = Machine(device="cpu", name="a CPU", count=1, memory_bytes=1, cores=2, 
 def test_a_manifest_holds_versions_command_and_machine(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     command = ["shardyard", "train", "a.yaml", "data.source=hf_" + "x" * 30]
-    write_manifest(run_dir, 2, command=command, machine=MACHINE, started_at=5.0)
+    write_manifest(run_dir, 2, command=command, machine=asdict(MACHINE), started_at=5.0)
     text = run_dir.manifest(2).read_text()
     content = json.loads(text)
     assert (content["contract_version"], content["attempt"]) == (1, 2)

@@ -69,6 +69,7 @@ from shardyard.models.build import build_on_meta
 from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.script import check_has_recipe
 from shardyard.units import format_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -466,6 +467,11 @@ def _latest_resolved(run_dir: RunDir) -> Resolved:
             f"{run_dir.path} is not a run folder, as it has no attempts/. Give the path or id of a "
             "run."
         )
+    check_has_recipe(
+        run_dir,
+        verb="`export`",
+        instead="Call shardyard.export(model, FOLDER) in the script, for a transformers model.",
+    )
     newest = latest_resolved(run_dir)
     for torn in newest.torn:
         print(f"warning: {torn}. The attempt before it is taken.", file=sys.stderr)

@@ -22,6 +22,7 @@ from shardyard.control.job import (
     fetch_progress,
     is_trained_here,
     launched_of,
+    starter_of,
 )
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.io.terminal import echo, print_table
@@ -79,7 +80,8 @@ def _print_trained(run_dir: RunDir, *, as_json: bool) -> None:
     """Show a run that `shardyard train` started: it has no job, and the keys of one are null."""
     state = read_state_in_list(run_dir)
     if not as_json:
-        rows = [("run", state.id, _run_words(state)), ("job", "-", "started by `shardyard train`")]
+        starter = f"started by {starter_of(run_dir)}"
+        rows = [("run", state.id, _run_words(state)), ("job", "-", starter)]
         print_table(("", "", ""), [*rows, *_progress_rows(state)])
         return
     job = dict.fromkeys(("launcher", "job_id", "job_name", "exit_code", "spent", "max_usd"))
@@ -87,7 +89,7 @@ def _print_trained(run_dir: RunDir, *, as_json: bool) -> None:
         "run_id": state.id,
         **job,
         "state": state.state,
-        "reason": state.stop_reason or "",
+        "reason": _reason(state),
         "nodes": [],
         "run": asdict(state),
         "network": None,
@@ -167,9 +169,16 @@ def _run_words(state: RunState) -> str:
         return "no events yet"
     if state.problem is not None:
         return f"{state.state}: {state.problem}"
-    if state.stop_reason is None or state.state == "running":
-        return state.state
-    return f"{state.state}: {state.stop_reason}"
+    reason = _reason(state)
+    return f"{state.state}: {reason}" if reason and state.state != "running" else state.state
+
+
+def _reason(state: RunState) -> str:
+    """Why a run stopped itself, failed or was lost; empty: it did not."""
+    if state.state == "lost":
+        return "it ended without a word: it was killed, or its machine is gone"
+    ended = state.end_reason if state.state in ("failed", "drained") else None
+    return state.stop_reason or ended or ""
 
 
 def _most_usd(launched: LaunchedJob) -> float | None:

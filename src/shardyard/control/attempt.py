@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -258,7 +258,7 @@ def write_down(
         run_dir,
         number,
         command=sys.argv,
-        machine=attempt.machine,
+        machine=None if attempt.machine is None else asdict(attempt.machine),
         plug_ins=[*(each.to_json() for each in used), *attempt.resolved.data.readers],
     )
     write_resolved(run_dir.resolved(number), attempt.resolved)

@@ -23,6 +23,7 @@ from shardyard.errors import RequestError
 from shardyard.log import info
 from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.layout import RunDir, find_run, is_run, step_of_name
+from shardyard.rundir.script import check_has_recipe
 
 LATEST, BEST = "latest", "best"
 
@@ -131,6 +132,11 @@ def _point(text: str, run_dir: RunDir, step: str) -> StartingPoint:
             f"{text}: {step!r} is no step. Write run.from={handle}@STEP, run.from={handle}@{BEST}, "
             f"or run.from={handle} for the newest."
         )
+    check_has_recipe(
+        run_dir,
+        verb=text,
+        instead="Call shardyard.export(model, FOLDER) in the script, and set model.path=FOLDER.",
+    )
     if not steps:
         raise RequestError(
             f"{text}: run {run_dir.run_id} has no checkpoint on this machine. If its files are on "

@@ -15,6 +15,7 @@ from subprocess import Popen
 from typing import Any, Protocol
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.schema.observe import Observe
 from shardyard.config.tasks import BITS_PER_BYTE, unit_of
 from shardyard.io.files import open_plain, parse_json
 from shardyard.io.polling import poll_until
@@ -22,6 +23,7 @@ from shardyard.log import info
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked
+from shardyard.rundir.script import read_script
 from shardyard.trackers.service import WORDS
 from shardyard.units import format_count, format_seconds
 
@@ -86,11 +88,17 @@ def replay(run_dir: RunDir, print_line: Callable[[str], None], *, is_followed: b
         is_followed: Whether to continue until the attempt ends.
     """
     numbers = run_dir.attempts()
-    if not numbers or not run_dir.resolved(numbers[-1]).is_file():
+    if not numbers:
         print_line("no step was trained yet")
         return
-    resolved = read_resolved(run_dir.resolved(numbers[-1]))
-    view = log_view(resolved, print_line)
+    view: View
+    if read_script(run_dir, numbers[-1]) is not None:
+        view = LogView(print_line, None, every=Observe().log_every)
+    elif run_dir.resolved(numbers[-1]).is_file():
+        view = log_view(read_resolved(run_dir.resolved(numbers[-1])), print_line)
+    else:
+        print_line("no step was trained yet")
+        return
     story = AttemptReporter(numbers[-1], view)
     events, metrics = Tail(run_dir.events), Tail(run_dir.metrics)
 
@@ -455,12 +463,13 @@ class LogView:
     def __init__(
         self,
         print_line: Callable[[str], None],
-        total_steps: int,
+        total_steps: int | None,
         *,
         every: int,
         unit: str = "token",
     ) -> None:
         """Args:
+        total_steps: None: not known, of a script's loop.
         unit: Unit in which the speed is reported.
         """
         self._print_line = print_line
@@ -468,6 +477,8 @@ class LogView:
         self._total_steps = total_steps
         self._every = every
         self._phase = ""
+        self._seen: int | None = None
+        """Step of the newest line."""
 
     def phase(self, words: str, *, is_logged: bool) -> None:
         is_new, self._phase = words != self._phase, words
@@ -476,22 +487,28 @@ class LogView:
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         step = line["step"]
-        if step % self._every == 0 or step == self._total_steps:
+        before = step - 1 if self._seen is None else min(self._seen, step - 1)
+        self._seen = step
+        # a script may write a line every few steps
+        if step // self._every > before // self._every or step == self._total_steps:
             facts = "  ".join(describe_step(line, self._total_steps, step_s, self._unit))
-            self.line(f"step {step}/{self._total_steps}  {facts}")
+            self.line(f"{self._place(step)}  {facts}")
 
     def length(self, steps: int) -> None:
         self._total_steps = steps
 
     def evaluation(self, step: int, scores: Mapping[str, float | None]) -> None:
         facts = "  ".join(describe_scores(scores))
-        self.line(f"step {step}/{self._total_steps}  evaluation {facts}")
+        self.line(f"{self._place(step)}  evaluation {facts}")
 
     def line(self, text: str) -> None:
         self._print_line(text)
 
     def close(self) -> None:
         """End the view, which holds no resources."""
+
+    def _place(self, step: int) -> str:
+        return f"step {step}" if self._total_steps is None else f"step {step}/{self._total_steps}"
 
 
 def log_view(resolved: Resolved, print_line: Callable[[str], None] = info) -> View:
@@ -502,15 +519,15 @@ def log_view(resolved: Resolved, print_line: Callable[[str], None] = info) -> Vi
 
 
 def describe_step(
-    line: dict[str, Any], total_steps: int, step_s: float | None, unit: str = "token"
+    line: dict[str, Any], total_steps: int | None, step_s: float | None, unit: str = "token"
 ) -> list[str]:
     """Loss, speed and remaining time of a line of metrics.jsonl, in a few words each."""
     facts = [f"loss {number_text(line['loss'])}"]
     scale = line.get("loss_scale")
     if scale is not None:  # of a step whose gradients overflowed it says why there is no norm
-        skipped = ", skipped" if line["grad_norm"] is None else ""
+        skipped = ", skipped" if line.get("grad_norm", 0.0) is None else ""
         facts.append(f"loss scale {scale:,.6g}{skipped}")
-    steps_left = total_steps - line["step"]
+    steps_left = 0 if total_steps is None else total_steps - line["step"]
     if line["tokens_per_s"] is not None and step_s:
         # of a step like this one, but as long as most are: single steps jump
         rate = line["tokens_per_s"] * line["step_time_s"] / step_s

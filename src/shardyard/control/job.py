@@ -26,6 +26,7 @@ from shardyard.launchers.log_markers import NONCE_DETAIL, rebuild
 from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import is_locked
+from shardyard.rundir.script import latest_script
 
 _EXIT_CODES = {
     JobState.SUCCEEDED: 0,
@@ -123,6 +124,11 @@ def is_trained_here(run_dir: RunDir) -> bool:
     """Whether `shardyard train` started a run, so that no scheduler knows it."""
     ledger = Ledger(run_dir.ledger)
     return not (ledger.jobs() or ledger.side_jobs() or ledger.live())
+
+
+def starter_of(run_dir: RunDir) -> str:
+    """What started a run without a job, in words."""
+    return "`shardyard train`" if latest_script(run_dir) is None else "a script of your own"
 
 
 def find_steered(
@@ -298,7 +304,7 @@ def _no_job(run_dir: RunDir, ledger: Ledger, which: Which) -> str:
         return _interrupted(run_dir, live)
     stop = "It is not running." if not is_locked(run_dir.lease) else "Stop it with Ctrl-C there."
     return (
-        f"run {run_dir.run_id} has no job: it was started by `shardyard train`, not launched. "
+        f"run {run_dir.run_id} has no job: it was started by {starter_of(run_dir)}, not launched. "
         f"{stop} `shardyard status {run_dir.handle}` shows its state, and `shardyard report "
         f"{run_dir.handle}` its results."
     )

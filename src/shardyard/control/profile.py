@@ -18,6 +18,7 @@ from shardyard.own_processes import ISOLATED
 from shardyard.rundir.jsonl import read_lines_backwards
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.profiles import ProfileSummary, leave_request, new_request, take_request
+from shardyard.rundir.script import check_has_recipe
 from shardyard.rundir.state import read_state
 
 _LOOK_S = 0.3
@@ -43,6 +44,7 @@ def check_profilable(home: RunLocation, options: ProfileOptions) -> None:
     run_dir = home.run_dir
     if not is_ranks(options.ranks):
         ranks_of(options.ranks, 1)  # says what is wrong
+    check_has_recipe(run_dir, verb="`profile`", instead="Use torch.profiler in the script.")
     later = f"`shardyard resume {run_dir.handle} observe.profile.at_step=N`"
     if home.launched is not None:
         status = home.launched.status()

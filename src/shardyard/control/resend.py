@@ -9,6 +9,7 @@ from shardyard.launchers.secrets import resolve_local
 from shardyard.log import info, warn
 from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.script import latest_script
 from shardyard.trackers.service import PREFIXES
 from shardyard.trackers.supervisor import send_now
 
@@ -23,14 +24,23 @@ def send_run(run: RunDir) -> None:
             a secret is missing here.
         LostError: A service has not taken all.
     """
+    script = latest_script(run)
     resolved = latest_resolved(run).resolved
-    if resolved is None:
+    if resolved is not None:
+        recipe = resolved.recipe
+    elif script is not None:
+        recipe = script.recipe()
+    else:
         raise RequestError(
             f"{run.path} holds no attempt's resolved.json, so it is not known where the run is "
             f"sent. Where its folder is elsewhere, `shardyard fetch {run.handle}` brings it."
         )
-    recipe = resolved.recipe
     services = services_of(recipe)
+    if not services and resolved is None:
+        raise RequestError(
+            f"--send: the script of {run.run_id} named no tracker, so there is nowhere to send it. "
+            'Give shardyard.run(..., observe={"wandb": {"project": "..."}}) and start it again.'
+        )
     if not services:
         raise RequestError(
             f"--send: the recipe of {run.run_id} has neither observe.wandb.project nor "
@@ -50,4 +60,8 @@ def send_run(run: RunDir) -> None:
 
 def _latest_attempt(run: RunDir) -> int:
     """The newest attempt that was written down whole."""
-    return max(number for number in run.attempts() if run.resolved(number).is_file())
+    return max(
+        number
+        for number in run.attempts()
+        if run.resolved(number).is_file() or run.script(number).is_file()
+    )

@@ -26,6 +26,7 @@ from shardyard.log import info
 from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import REPLACED, RunDir
+from shardyard.rundir.script import check_has_recipe
 from shardyard.rundir.state import read_spending, read_state
 from shardyard.units import format_usd
 
@@ -74,7 +75,14 @@ def propose_resume(
 
 
 def check_has_training(run_dir: RunDir) -> None:
-    """Raise if the folder is that of a side job, which has no training to continue."""
+    """Raise if the folder is that of a script's loop, or of a side job."""
+    steps = run_dir.checkpoint_steps()
+    where = f" from step {steps[-1]}" if steps else ""
+    check_has_recipe(
+        run_dir,
+        verb="`resume`",
+        instead=f"Start the script again as you started it: it continues this run{where}.",
+    )
     ledger = Ledger(run_dir.ledger)
     if not ledger.side_jobs() or ledger.jobs() or run_dir.attempts():
         return

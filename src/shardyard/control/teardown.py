@@ -14,6 +14,7 @@ from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
 from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.log import info, warn
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.script import latest_script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,9 @@ def _torn(ledger: Ledger) -> list[str]:
 
 def _external_storage(run_dir: RunDir) -> list[str]:
     """Storage that the run used and somebody else made."""
-    found = []
+    found: list[str] = []
+    if latest_script(run_dir) is not None:
+        return found
     try:
         recipe = load_recipe([latest_job_recipe(run_dir)], of_run=True)
     except ShardyardError as error:  # a lost recipe keeps no job running

@@ -82,7 +82,7 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
 
 def failure_path(run: RunDir, attempt: int, rank: int) -> Path:
     """File in which a rank says why it ended; empty or blank while all is well."""
-    return run.attempt(attempt) / f"failure-rank-{rank}.json"
+    return run.failure(attempt, rank)
 
 
 def read_failure(path: Path, generation: int) -> dict[str, Any] | None:

@@ -4,9 +4,11 @@ Without pickle, and loaded into any layout.
 """
 
 import json
+import time
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ from shardyard.checkpoint.load import (
     select_sound_checkpoint,
 )
 from shardyard.checkpoint.retention import step_name
-from shardyard.checkpoint.save import Abandoned, Saver
+from shardyard.checkpoint.save import Abandoned, Durable, Saver
 from shardyard.errors import CheckpointError, NotFiniteError, RequestError
 from shardyard.library.model import Optimizers, listed, sharded
+from shardyard.library.run_recorder import RunRecorder, recorder_of
 from shardyard.log import warn
 
 _TIMEOUT_S = 600.0
@@ -68,7 +71,14 @@ def save_checkpoint(
     parts = sharded(model)
     if parts.finish_saves is not None:  # they may be of the same folder
         parts.finish_saves()
-    saves = Saves(folder, model, optimizer, keep_last=keep_last, group=parts.control)
+    saves = Saves(
+        folder,
+        model,
+        optimizer,
+        keep_last=keep_last,
+        group=parts.control,
+        recorder=recorder_of(folder),
+    )
     try:
         saves.begin(step, values or {})
         saves.finish()
@@ -83,6 +93,7 @@ class Saves:
 
     Args:
         group: A gloo group of all ranks, for this use only.
+        recorder: Of the run that the checkpoints are of; None: of none.
     """
 
     def __init__(
@@ -93,7 +104,9 @@ class Saves:
         *,
         keep_last: int,
         group: dist.ProcessGroup,
+        recorder: RunRecorder | None,
     ) -> None:
+        self._recorder = recorder
         self._folder = Path(folder)
         self._model = model
         self._optimizers = listed(optimizer)
@@ -124,7 +137,9 @@ class Saves:
                 "holds tensors and JSON, as anything else could run code when it is read. Give "
                 "numbers, texts, lists and dicts."
             ) from error
-        self._saver.save(step, _tensors(self._model, self._optimizers), content)
+        blocked_s = self._saver.save(step, _tensors(self._model, self._optimizers), content)
+        if self._recorder is not None:
+            self._recorder.save_started(step, blocked_s)
 
     def report(self) -> None:
         """Say what became of a save; call it after each step.
@@ -134,6 +149,7 @@ class Saves:
             NotFiniteError: Parameters or optimizer held NaN or infinity, or a buffer NaN.
         """
         for save in self._saver.poll():
+            self._record(save)
             if isinstance(save, Abandoned):
                 raise NotFiniteError(
                     f"{self._folder / step_name(save.step)} was not saved: {save.reason}. Training "
@@ -149,6 +165,23 @@ class Saves:
     def finish_writing(self) -> None:
         """Wait until no save is being written, and begin no other."""
         self._saver.close()
+
+    def settle(self) -> None:
+        """Wait for what is being written, and record it: the loop was left in the middle."""
+        self._saver.close()
+        with suppress(CheckpointError):
+            self._saver.wait()
+            for save in self._saver.poll():
+                self._record(save)
+
+    def _record(self, save: Durable | Abandoned) -> None:
+        if self._recorder is None:
+            return
+        facts = {name: value for name, value in asdict(save).items() if value is not None}
+        if isinstance(save, Durable):
+            self._recorder.save_ended(**facts)
+        else:
+            self._recorder.event("checkpoint_abandoned", **facts)
 
     def close(self) -> None:
         """Wait until all is durable, and warn if it is not. Begins no other save."""
@@ -177,6 +210,18 @@ def load_checkpoint(
     Raises:
         CheckpointError: There are checkpoints but none is sound, or it is of something else.
     """
+    return load_into(folder, model, optimizer, recorder=recorder_of(folder))
+
+
+def load_into(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: Optimizers,
+    *,
+    recorder: RunRecorder | None,
+) -> Loaded | None:
+    """Do the same as ``load_checkpoint``, and record it as what a run continues from."""
+    began_s = time.monotonic()
     parts = sharded(model)
     if parts.finish_saves is not None:
         parts.finish_saves()
@@ -216,6 +261,10 @@ def load_checkpoint(
     if optimizers and values["groups"] is not None:
         _set_groups(optimizers, values["groups"], chosen.path)
     parts.has_weights = True
+    if recorder is not None:
+        passed_over = [each._asdict() for each in chosen.damaged]
+        seconds = time.monotonic() - began_s
+        recorder.loaded(chosen.step, seconds=seconds, damaged=passed_over, note=chosen.note)
     return Loaded(step=values["step"], values=values["values"], path=chosen.path)
 
 

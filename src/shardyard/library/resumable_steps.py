@@ -1,74 +1,25 @@
-"""Steps of a script that continue from its newest checkpoint, and what SIGTERM lets finish."""
+"""Steps of a script that continue from its newest checkpoint."""
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardyard.errors import RequestError
-from shardyard.library.checkpoint import Loaded, Saves, load_checkpoint
+from shardyard.library.checkpoint import Loaded, Saves, load_into
 from shardyard.library.generators import give_back_to_rank, once, states_of
 from shardyard.library.model import Sharded, listed, sharded
+from shardyard.library.run_recorder import RunRecorder, active_recorder
+from shardyard.library.termination import BeforeTermination
 from shardyard.log import info, warn
 from shardyard.parallel.rank_agreement import host_group
 
 _NO_SETTINGS = {"params", "foreach", "fused", "capturable", "differentiable"}
 """Keys of an optimizer's group that say how a step is computed, not what it computes."""
-
-
-class BeforeTermination:
-    """Calls something at SIGTERM, then lets the signal end the process as it would have.
-
-    A handler that the script has set stays in place of this one.
-    """
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act = act
-        self._is_postponed = False
-        self._has_come = False
-
-    def __enter__(self) -> Self:
-        if _may_handle() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if _may_handle() and signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    @contextmanager
-    def postponed(self) -> Iterator[None]:
-        """A signal that comes inside takes effect at the end."""
-        self._is_postponed = True
-        try:
-            yield
-        finally:
-            self._is_postponed = False
-            if self._has_come:
-                self._end()
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._has_come = True
-        if not self._is_postponed:
-            self._end()
-
-    def _end(self) -> None:
-        self._act()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _may_handle() -> bool:
-    """Whether Python lets this thread set handlers."""
-    return threading.current_thread() is threading.main_thread()
 
 
 def steps(
@@ -105,7 +56,8 @@ def steps(
         raise RequestError(f"steps(every={every}): give 1 or more, the steps between checkpoints.")
     parts = sharded(model)
     given = _settings(optimizer)
-    loaded = load_checkpoint(folder, model, optimizer)
+    recorder = active_recorder()
+    loaded = load_into(folder, model, optimizer, recorder=recorder)
     first = 0
     if loaded is not None:
         first, states = loaded.step, loaded.values.get("others", [])
@@ -121,8 +73,10 @@ def steps(
             _report(loaded, total, given, _settings(optimizer))
         _continue_generators(loaded, parts)
     group = host_group(model)
-    saves = Saves(folder, model, optimizer, keep_last=keep_last, group=group)
-    with _finished(saves, parts) as before_end:
+    saves = Saves(folder, model, optimizer, keep_last=keep_last, group=group, recorder=recorder)
+    if recorder is not None:
+        recorder.ready(last_step=max(total, first), parameters=_parameters(parts))
+    with _finished(saves, parts, recorder) as before_end:
         for step in range(first, total):
             yield step
             with before_end.postponed():  # what it holds, the writing thread may wait for
@@ -141,15 +95,29 @@ def steps(
 
 
 @contextmanager
-def _finished(saves: Saves, parts: Sharded) -> Iterator[BeforeTermination]:
+def _finished(
+    saves: Saves, parts: Sharded, recorder: RunRecorder | None
+) -> Iterator[BeforeTermination]:
     """Finish what is being written, however the block is left."""
     parts.finish_saves = saves.finish
+    if recorder is not None:
+        recorder.finish_saves = saves.settle
     try:
         with BeforeTermination(saves.finish_writing) as before_end:
             yield before_end
     finally:
         parts.finish_saves = None
         saves.close()
+        if recorder is not None:
+            recorder.finish_saves = None
+
+
+def _parameters(parts: Sharded) -> int | None:
+    """Parameters of the whole model; None: a rank knows only its own part."""
+    layout = parts.mesh.layout
+    if layout.tp > 1 or layout.pp > 1 or layout.ep > 1:
+        return None
+    return sum(param.numel() for param in parts.params.values())
 
 
 def _continue_generators(loaded: Loaded, parts: Sharded) -> None:

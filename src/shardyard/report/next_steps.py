@@ -152,7 +152,7 @@ def commands(record: RunRecord) -> tuple[Command, ...]:
 
 def _commands(record: RunRecord) -> Iterator[Command]:
     run, handle = record.run, record.run.handle
-    if record.state in ("drained", "failed", "lost"):
+    if record.state in ("drained", "failed", "lost") and record.script is None:
         yield Command(purpose="continue the run", command=f"shardyard resume {handle}")
     settings = None if record.resolved is None else record.resolved.recipe.run
     if record.state == "finished" and settings is not None and settings.steps is not None:

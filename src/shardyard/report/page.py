@@ -560,6 +560,11 @@ def _events(record: RunRecord) -> Iterator[Details]:
 
 
 def _settings(record: RunRecord) -> Iterator[Block]:
+    if record.script is not None:
+        config = flatten(record.script.config)
+        yield Paragraph("The loop is a script's own. It gave this config.", "muted")
+        yield Details(f"{len(config)} values", [_key_values(config)], is_open=True)
+        return
     if record.resolved is None:
         yield Paragraph("No attempt holds a readable resolved.json.", "muted")
         return

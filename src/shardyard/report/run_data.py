@@ -22,6 +22,7 @@ from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked
 from shardyard.rundir.profiles import ProfileSummary, read_profiles
+from shardyard.rundir.script import ScriptRequest, read_script
 from shardyard.rundir.state import state_of
 
 Line = dict[str, Any]
@@ -51,6 +52,8 @@ class AttemptRecord:
     resolved: Resolved | None
     plan: Plan | None
     manifest: Line
+    script: ScriptRequest | None = None
+    """What the user's own script gave; None: a recipe made the attempt."""
 
     def first(self, kind: str, generation: int | None = None) -> Line | None:
         """Its first event of a kind, in a generation if one is given."""
@@ -116,6 +119,11 @@ class RunRecord:
     def resolved(self) -> Resolved | None:
         """Resolved recipe of the newest attempt that has one."""
         return _latest([attempt.resolved for attempt in self.attempts])
+
+    @property
+    def script(self) -> ScriptRequest | None:
+        """What the newest attempt's script gave; None: the run is a recipe's."""
+        return _latest([attempt.script for attempt in self.attempts])
 
     @property
     def unit(self) -> str:
@@ -196,6 +204,7 @@ def _read_attempt(
         resolved=_read_resolved(run.resolved(number)),
         plan=_read_plan(run.plan(number)),
         manifest=_read_json(run.manifest(number)),
+        script=read_script(run, number),
     )
 
 

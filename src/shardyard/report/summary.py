@@ -246,7 +246,7 @@ def summarize(record: RunRecord, *, suggest: Suggest = no_levers) -> Summary:
         comparisons=tuple(against_plan(record, times)),
         network=network_of(record.last("network") or {}),
         trackers=_trackers(record),
-        tags={} if record.resolved is None else record.resolved.recipe.run.tags,
+        tags=_tags(record),
         started_from=None if record.resolved is None else record.resolved.recipe.run.from_,
         cost=cost_of(record, times, last_step=_steps_planned(record)),
         levers=()
@@ -290,6 +290,12 @@ def _mfu(record: RunRecord, lines: tuple[Line, ...]) -> tuple[dict[str, float] |
 def _trackers(record: RunRecord) -> dict[str, str]:
     told = record.all("tracked")
     return {str(event.get("service")): str(event.get("address")) for event in told}
+
+
+def _tags(record: RunRecord) -> dict[str, str]:
+    if record.script is not None:
+        return record.script.tags
+    return {} if record.resolved is None else record.resolved.recipe.run.tags
 
 
 def _restarts(record: RunRecord) -> int:

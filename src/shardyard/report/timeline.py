@@ -38,7 +38,8 @@ def describe(event: Line) -> str:
     if kind == "slow_link":
         return _describe_link(fields)
     if kind == "model_ready" and "seconds" in fields:
-        return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
+        count = "" if fields.get("parameters") is None else f"{fields['parameters']:,} parameters, "
+        return f"{count}{format_seconds(fields['seconds'])}"
     if kind in ("checkpoint_loaded", "snapshot_restored"):
         return f"step {fields.get('step', '?')}, {format_seconds(fields.get('seconds', 0.0))}"
     if kind in ("snapshot_interval", "checkpoint_interval"):

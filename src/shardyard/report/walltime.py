@@ -179,11 +179,16 @@ def _add_loop(
     counted: set[int],
 ) -> float:
     """Steps, evaluations and blocked saves; returns the clock after the last of them."""
-    first = attempt.first("first_step", generation) or {}
+    first, before = attempt.first("first_step", generation) or {}, None
     for line in attempt.lines:
         if line.get("generation", 0) != generation:
             continue
         step_s, wait_s = line.get("step_time_s") or 0.0, line.get("data_wait_s") or 0.0
+        if before is not None:  # a script may write a line every few steps
+            step_s *= max(1, line["step"] - before)
+        elif line["step"] == first.get("step"):
+            step_s = max(step_s, first.get("seconds") or 0.0)
+        before = line["step"]
         clock_t += step_s
         if line["step"] == first.get("step") and "compile_s" in first:
             compile_s = max(0.0, min(first["compile_s"], step_s - wait_s))

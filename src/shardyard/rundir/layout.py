@@ -168,6 +168,14 @@ class RunDir:
     def resolved(self, attempt: int) -> Path:
         return self.attempt(attempt) / "resolved.json"
 
+    def script(self, attempt: int) -> Path:
+        """Return the file of what a user's own script gave to ``shardyard.run``."""
+        return self.attempt(attempt) / "script.json"
+
+    def failure(self, attempt: int, rank: int) -> Path:
+        """Return the file in which a rank says why it ended."""
+        return self.attempt(attempt) / f"failure-rank-{rank}.json"
+
     def plan(self, attempt: int) -> Path:
         return self.attempt(attempt) / "plan.json"
 

@@ -5,7 +5,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from shardyard import __version__
 from shardyard.config.secrets import redact
 from shardyard.config.versions import package_versions
 from shardyard.git import git
-from shardyard.hardware.machine import Machine
 from shardyard.io.files import write_json
 from shardyard.rundir.layout import VERSION, RunDir
 
@@ -23,7 +21,7 @@ def write_manifest(
     attempt: int,
     *,
     command: Sequence[str],
-    machine: Machine | None,
+    machine: Mapping[str, Any] | None,
     plug_ins: Sequence[Mapping[str, str]] = (),
     started_at: float | None = None,
 ) -> None:
@@ -31,7 +29,7 @@ def write_manifest(
 
     Args:
         command: The command line; an argument that holds a credential is replaced.
-        machine: The machine that was probed, if one was.
+        machine: Facts about the machine that was probed, if one was.
         plug_ins: What packages add that the attempt uses, as ``PlugIn.to_json`` has it.
         started_at: Unix seconds; None: now.
 
@@ -51,7 +49,7 @@ def write_manifest(
         "executable": sys.executable,
         "working_dir": str(Path.cwd()),
         "hostname": socket.gethostname(),
-        "machine": None if machine is None else asdict(machine),
+        "machine": None if machine is None else dict(machine),
         "started_at": time.time() if started_at is None else started_at,
     }
     write_json(run_dir.manifest(attempt), content)

@@ -44,6 +44,8 @@ class RunState:
     """Unix seconds of the last change in events.jsonl or metrics.jsonl."""
     stop_reason: str | None = None
     """Why the newest attempt stopped itself."""
+    end_reason: str | None = None
+    """Reason in the final event of the newest attempt, once it has ended."""
     no_step_s: float | None = None
     """Seconds without a new step, where the run has noticed that none comes."""
     usual_step_s: float | None = None
@@ -84,6 +86,7 @@ def read_state(run_dir: RunDir, *, is_training_remotely: bool = False) -> RunSta
         loss=step.get("loss") if step else None,
         updated_at=max(_changed_t(events_file), _changed_t(metrics_file)) or None,
         stop_reason=_stop_reason(events),
+        end_reason=None if is_leased else _end_reason(events),
         no_step_s=no_step_s,
         usual_step_s=usual_step_s,
         phase=step.get("phase") if step else None,
@@ -157,6 +160,11 @@ def _excluded_nodes(events: Sequence[dict[str, Any]]) -> Iterator[ExcludedNode]:
 def _stop_reason(events: Sequence[dict[str, Any]]) -> str | None:
     said = next((event for event in reversed(events) if event["kind"] == "stopping"), None)
     return None if said is None or "reason" not in said else str(said["reason"])
+
+
+def _end_reason(events: Sequence[dict[str, Any]]) -> str | None:
+    ended = next((event for event in reversed(events) if event["kind"] == "attempt_ended"), None)
+    return None if ended is None or not ended.get("reason") else str(ended["reason"])
 
 
 def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:

@@ -19,15 +19,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import ShardyardError
+from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.files import FILE_MODE, make_folder, take_lock
 from shardyard.launchers.secrets import redact
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.script import read_script
 from shardyard.rundir.state import has_attempt_ended
 from shardyard.trackers.run_feed import Uploader, read_attempt_metadata
 from shardyard.trackers.service import SERVICES, service_named
+from shardyard.trackers.supervisor import exporting
 
+ALL = "all"
+"""Argument in place of a service: all that a script named."""
 _EVERY_S = 5.0
 _NICE = 10
 """Training goes first."""
@@ -75,12 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Send until stdin ends; 0: the service has all."""
     parser = argparse.ArgumentParser(prog="python -m shardyard.trackers", description=__doc__)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    parser.add_argument("service", choices=tuple(SERVICES))
+    parser.add_argument("service", choices=(*SERVICES, ALL), help=f"{ALL}: of a script's run")
     parser.add_argument("--attempt", type=int, required=True, help="number of the attempt")
     args = parser.parse_args(argv)
     os.nice(_NICE)
     for number in _NOT_FOR_IT:
         signal.signal(number, signal.SIG_IGN)
+    if args.service == ALL:
+        return _supervise(RunDir(args.run_dir.resolve()), args.attempt)
     parent = Parent(*_own_pipes())
     run = RunDir(args.run_dir.resolve())
     hidden = [os.environ[name] for name in _secret_names(run, args.attempt) if name in os.environ]
@@ -109,6 +115,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise  # its trace goes into the log
     parent.send_final(0 if has_all else sending.unsent, redact(sending.problem, hidden))
     return 0 if has_all else 1
+
+
+def _supervise(run: RunDir, attempt: int) -> int:
+    """Send a script's run to all its services until stdin ends, each by a process of its own.
+
+    Rank 0 of the script starts this. It does what the command line does for a recipe's run, and
+    outlives a script that is killed.
+    """
+    script = read_script(run, attempt)
+    if script is None:
+        raise RequestError(f"{run.script(attempt)} cannot be read, so nothing is sent.")
+    with exporting(run, attempt, script.recipe(), os.environ):
+        sys.stdin.buffer.read()
+    return 0
 
 
 def _give_up(sending: Uploader, parent: Parent, hidden: list[str]) -> None:
@@ -143,6 +163,8 @@ def _wait_for_lock(run: RunDir, service: str, parent: Parent) -> int | None:
 
 
 def _secret_names(run: RunDir, attempt: int) -> list[str]:
+    if read_script(run, attempt) is not None:
+        return []
     return list(read_resolved(run.resolved(attempt)).recipe.secrets)
 
 

@@ -25,6 +25,7 @@ from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.metrics import axes_of, scalars_of
+from shardyard.rundir.script import ScriptRequest, read_script
 from shardyard.rundir.state import end_of_attempt, read_spending
 from shardyard.trackers.service import AttemptEnd, AttemptMetadata, MetricsRow, Outcome, Service
 
@@ -55,6 +56,9 @@ def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:
     Raises:
         RequestError: resolved.json is missing or torn.
     """
+    script = read_script(run, attempt)
+    if script is not None:
+        return _script_metadata(run, attempt, script)
     resolved = read_resolved(run.resolved(attempt))
     settings = resolved.recipe.model_dump(mode="json", exclude={"secrets": True, "launch": {"env"}})
     first, plan = next(read_lines(run.events), {}), _plan(run, attempt)
@@ -67,6 +71,20 @@ def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:
         settings=settings,
         predicted=_numbers({name: plan.get(key) for name, key in _PREDICTED.items()}),
         tags=resolved.recipe.run.tags,
+    )
+
+
+def _script_metadata(run: RunDir, attempt: int, script: ScriptRequest) -> AttemptMetadata:
+    attempt_t = run.script(attempt).stat().st_mtime
+    return AttemptMetadata(
+        run=run,
+        attempt=attempt,
+        observe=script.recipe().observe,
+        started_t=next(read_lines(run.events), {}).get("t") or attempt_t,
+        attempt_t=attempt_t,
+        settings=script.config,
+        predicted={},
+        tags=script.tags,
     )
 
 
@@ -169,12 +187,14 @@ class Clock:
             return self._pauses_t.get((*self._start, step), self._t)
         start = (line.get("attempt") or 0, line.get("generation") or 0)
         if start != self._start:
-            self._start = start
+            self._start, steps = start, 1
             self._t = self._ready_t.get(start, self._t)
         else:
             self._t = max(self._t, self._pauses_t.get((*start, self._step), 0.0))
+            steps = max(1, step - self._step)  # a script may write a line every few steps
         self._step = step
-        self._t = self._first_t.get((*start, step)) or self._t + (line.get("step_time_s") or 0.0)
+        step_s = line.get("step_time_s") or 0.0
+        self._t = self._first_t.get((*start, step)) or self._t + steps * step_s
         return self._t
 
 

@@ -34,7 +34,7 @@ class Difference:
 
 def settings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
     """By dotted name, in the order of the schema; and the learning rate that scaling made of it."""
-    found = _differing([[_settings(a.resolved) for a in r.attempts if a.resolved] for r in records])
+    found = _differing([[_settings(a) for a in r.attempts] for r in records])
     attempts = [[a for a in r.attempts if a.resolved] for r in records]
     scales = any(_scaling(a.resolved) for run in attempts for a in run)
     rates = [[_scaled_rate(a) for a in run] for run in attempts] if scales else []
@@ -70,7 +70,13 @@ def _value_history(name: str, attempts: Sequence[dict[str, str]]) -> str:
     return " -> ".join(distinct) or ABSENT
 
 
-def _settings(resolved: Resolved) -> dict[str, str]:
+def _settings(attempt: AttemptRecord) -> dict[str, str]:
+    """Settings of a recipe, or the config of a script."""
+    if attempt.script is not None:
+        return {name: _text(value) for name, value in flatten(attempt.script.config).items()}
+    resolved = attempt.resolved
+    if resolved is None:
+        return {}
     found = settings_in(resolved.recipe.model_dump(mode="json"))
     told = {name: _text(value) for name, value in found.items() if name not in OWN}
     if not resolved.phases:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.resolved import flatten
 from shardyard.control.follow import describe_event
 from shardyard.errors import JsonFileError, StorageError
 from shardyard.io.files import open_plain, read_json_object, read_plain
@@ -135,7 +136,7 @@ class SettingsCache:
 
     def _read(self, run: RunDir) -> dict[str, Any]:
         attempts = run.attempts()
-        path = run.resolved(attempts[-1]) if attempts else None
+        path = _settings_file(run, attempts[-1]) if attempts else None
         try:
             stat = None if path is None else path.stat()
         except OSError:
@@ -157,9 +158,18 @@ _SHARED: dict[str, Any] = {}
 """Names of settings, which all runs share."""
 
 
+def _settings_file(run: RunDir, attempt: int) -> Path:
+    """File of a recipe's settings, or of a script's config."""
+    script = run.script(attempt)
+    return script if script.is_file() else run.resolved(attempt)
+
+
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        settings = read_json_object(path)["settings"].items()
+        content = read_json_object(path)
+        if path.name == "script.json":
+            return {name: _plain(value) for name, value in flatten(content["config"]).items()}
+        settings = content["settings"].items()
         return {
             _SHARED.setdefault(name, name): _plain(entry["value"])
             for name, entry in settings
