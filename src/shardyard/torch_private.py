@@ -86,16 +86,20 @@ READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 """Operator of ``tensor.item()``."""
 
 
-def dtensor_like(param: Any, local: Tensor) -> Tensor:
-    """A DTensor with the place of another, of a local tensor that lies in host memory.
+def dtensor_like(
+    param: Any, local: Tensor, placements: Sequence["Placement"], shape: torch.Size
+) -> Tensor:
+    """A DTensor on the mesh of another, of a local tensor that lies in host memory.
 
     The public ``from_local`` would copy it to a device of the mesh. FSDP2, which offloads, makes
     its own so. In all versions.
     """
     spec = param._spec
-    meta = spec.tensor_meta._replace(dtype=local.dtype)
+    stride = torch.empty(shape, device="meta").stride()
+    meta = spec.tensor_meta._replace(dtype=local.dtype, shape=shape, stride=stride)
     make: Any = import_module("torch.distributed.tensor").DTensor
-    placed: Tensor = make(local, replace(spec, tensor_meta=meta), requires_grad=False)
+    placed_as = replace(spec, placements=tuple(placements), tensor_meta=meta)
+    placed: Tensor = make(local, placed_as, requires_grad=False)
     return placed
 
 
@@ -160,6 +164,12 @@ def parameter_named(module: nn.Module, name: str) -> nn.Parameter:
 def non_persistent_buffers(module: nn.Module) -> set[str]:
     """Names of a module's own buffers that it leaves out of its state dict. In all versions."""
     return set(module._non_persistent_buffers_set)
+
+
+def strided_in(placement: Any, dim: int) -> "Placement":
+    """The same strided placement of another dimension. In all versions."""
+    moved: Any = type(placement)(dim, split_factor=placement.split_factor)
+    return moved  # type: ignore[no-any-return]
 
 
 def is_strided(placement: "Placement") -> bool:

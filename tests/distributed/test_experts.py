@@ -55,13 +55,14 @@ def _sections(
     dropout: float = 0.0,
     recompute: Any = "none",
     preset: str = "mixtral-tiny",
+    optimizer: str = "adamw",
 ) -> dict[str, dict[str, Any]]:
     return {
         "run": {"steps": STEPS},
         "model": {"preset": preset, "dropout": dropout},
         "data": {"attend_across_documents": dropout == 0},
         # a low rate: under a high one rounding grows by a factor of ten a step
-        "optim": {"micro_batch": micro_batch, "lr": 2e-3},
+        "optim": {"name": optimizer, "micro_batch": micro_batch, "lr": 2e-3},
         "memory": {"recompute": recompute},
         "parallel": parallel,
         "cluster": {"devices": processes},
@@ -118,6 +119,17 @@ def test_every_layout_takes_the_same_steps(
 def test_a_model_with_norms_of_heads_takes_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
     layouts = [LAYOUTS[2], LAYOUTS[3], LAYOUTS[9]]
     _same_steps(corpus, tmp_path, layouts, dropout=0.2, preset="qwen3-moe-tiny")
+
+
+@DEALS_EXPERTS
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adafactor", "lamb", "muon", "schedule_free_adamw"])
+def test_optimizers_take_each_expert_for_a_matrix_in_every_layout(
+    optimizer: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    hybrid = (4, {"dp_shard": 2, "dp_replicate": 2}, 1, "none")
+    layouts = [hybrid, LAYOUTS[3], *LAYOUTS[7:]]
+    _same_steps(corpus, tmp_path, layouts, optimizer=optimizer)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""LAMB, LARS, Lion, Muon and schedule-free AdamW in layouts, against each by hand."""
+"""Optimizers that are not torch's in layouts, against each by hand in one process."""
 
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from shardyard.train.setup import set_up
 from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
+from tests.train.adafactor import Adafactor
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars
 from tests.train.lion import Lion
@@ -47,7 +48,8 @@ LION: dict[str, Any] = {"lr": 1e-3}
 MUON: dict[str, Any] = {"lr": 3e-3}
 SCHEDULE_FREE: dict[str, Any] = {"lr": 3e-3, "warmup_steps": 5, "eps": 1e-6}
 
-ByHand = Lamb | Lars | Lion | Muon | ScheduleFree
+ADAFACTOR: dict[str, Any] = {"lr": 3e-3}
+ByHand = Adafactor | Lamb | Lars | Lion | Muon | ScheduleFree
 Layouts = dict[str, dict[str, Any]]
 QUICK: Layouts = {"zero 3": {"zero": 3, "dp_shard": 2}}
 MORE: Layouts = {
@@ -58,23 +60,30 @@ MORE: Layouts = {
     "pp 2": {"pp": 2, "zero": 1},
     "cp 2": {"cp": 2},
 }
+TWO_AXES = {"tp": 2, "dp_shard": 2}
+"""On four ranks."""
 
 
 def made(
     folder: Path, corpus: Corpus, parallel: dict[str, Any], name: str = "lamb", attempt: int = 0
 ) -> RunDir:
     of_name = {
-        "lion": LION, "muon": MUON, "schedule_free_adamw": SCHEDULE_FREE, **OPTIMIZERS,
+        "adafactor": ADAFACTOR, "lion": LION, "muon": MUON,
+        "schedule_free_adamw": SCHEDULE_FREE, **OPTIMIZERS,
     }  # fmt: skip
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": STEPS},
         "optim": {**OPTIM, "name": name, **of_name[name]},
         "parallel": parallel,
         "precision": {"compute": "fp32"},
-        "cluster": {"devices": 2 if parallel else 1},
+        "cluster": {"devices": _ranks(parallel)},
         "checkpoint": {"every": 1000},
     }
     return make_run(folder, corpus, sections, attempt=attempt)
+
+
+def _ranks(parallel: dict[str, Any]) -> int:
+    return 4 if parallel == TWO_AXES else 2 if parallel else 1
 
 
 def _open(run_dir: RunDir) -> Training:
@@ -134,8 +143,10 @@ def _optimizer_by_hand(optim: Optim, model: nn.Module) -> ByHand:
     lr, decay = float(optim.lr), float(optim.weight_decay)
     if optim.name == "lamb":
         return Lamb(model.parameters(), lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
+    params = dict(model.named_parameters())
+    if optim.name == "adafactor":
+        return Adafactor(params, lr=lr, decay=decay)
     if optim.name == "muon":
-        params = dict(model.named_parameters())
         return Muon(params, lr=lr, decay=decay, betas=optim.betas, eps=optim.eps)
     if optim.name == "schedule_free_adamw":
         warmup = SCHEDULE_FREE["warmup_steps"]
@@ -198,8 +209,8 @@ def test_twenty_steps_of_lion_are_those_by_hand_up_to_a_few_signs(
             assert float((whole - first[key]).abs().max()) > LION["lr"], key
 
 
-BARS = {"schedule_free_adamw": 1e-5}
-"""Like Adam it divides gradients that are almost 0 by their size."""
+BARS = {"schedule_free_adamw": 1e-5, "adafactor": 1e-5}
+"""Like Adam they divide gradients that are almost 0 by their size."""
 MUON_BAR = 1e-5
 """Its iterations take directions that are almost 0, such as rounding, up to 500 times."""
 
@@ -216,20 +227,18 @@ def test_muon_is_given_whole_matrices_in_every_layout(corpus: Corpus, tmp_path: 
 
 
 @pytest.mark.system
-def test_twenty_steps_of_schedule_free_adamw_average_as_those_by_hand(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("optimizer", BARS)
+def test_twenty_steps_are_those_by_hand(optimizer: str, corpus: Corpus, tmp_path: Path) -> None:
     layouts = {**QUICK, "tp 2": MORE["tp 2"]}
-    hold_to_one_by_hand(
-        corpus, tmp_path, layouts, "schedule_free_adamw", bar=BARS["schedule_free_adamw"]
-    )
+    hold_to_one_by_hand(corpus, tmp_path, layouts, optimizer, bar=BARS[optimizer])
 
 
 @pytest.mark.slow
-def test_schedule_free_adamw_averages_alike_in_every_layout(corpus: Corpus, tmp_path: Path) -> None:
-    hold_to_one_by_hand(
-        corpus, tmp_path, MORE, "schedule_free_adamw", bar=BARS["schedule_free_adamw"]
-    )
+@pytest.mark.parametrize("optimizer", BARS)
+def test_every_layout_takes_the_steps_by_hand(
+    optimizer: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    hold_to_one_by_hand(corpus, tmp_path, MORE, optimizer, bar=BARS[optimizer])
 
 
 @torch.no_grad()
@@ -255,17 +264,27 @@ def _train_to(run_dir: RunDir, attempt: int, steps: int) -> str:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("optimizer", ["schedule_free_adamw"])
+@pytest.mark.parametrize("optimizer", BARS)
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (QUICK["zero 3"], MORE["tp 2"]),
+        pytest.param(TWO_AXES, QUICK["zero 3"], marks=pytest.mark.slow),
+        pytest.param(MORE["pp 2"], TWO_AXES, marks=pytest.mark.slow),
+    ],
+    ids=["zero 3 to tp", "tp and zero 3 to zero 3", "pp to tp and zero 3"],
+)
 def test_a_run_that_goes_on_in_another_layout_evaluates_and_exports_what_one_by_hand_does(
-    optimizer: str, corpus: Corpus, tmp_path: Path
+    first: dict[str, Any], then: dict[str, Any], optimizer: str, corpus: Corpus, tmp_path: Path
 ) -> None:
-    losses, _, expected = run_on_ranks(
-        _by_hand, 1, made(tmp_path / "alone", corpus, {}, optimizer)
-    )[0]
-    run_dir = made(tmp_path / "run", corpus, QUICK["zero 3"], optimizer)
-    assert run_on_ranks(_train_to, 2, run_dir, 0, STEPS // 2) == [DRAINED] * 2
-    made(run_dir.path, corpus, MORE["tp 2"], optimizer, attempt=1)
-    assert run_on_ranks(_train_to, 2, run_dir, 1, 99) == [FINISHED] * 2
+    alone = made(tmp_path / "alone", corpus, {}, optimizer)
+    losses, _, expected = run_on_ranks(_by_hand, 1, alone)[0]
+    run_dir = made(tmp_path / "run", corpus, first, optimizer)
+    ranks = _ranks(first)
+    assert run_on_ranks(_train_to, ranks, run_dir, 0, STEPS // 2) == [DRAINED] * ranks
+    made(run_dir.path, corpus, then, optimizer, attempt=1)
+    ranks = _ranks(then)
+    assert run_on_ranks(_train_to, ranks, run_dir, 1, 99) == [FINISHED] * ranks
     found = [line["loss"] for line in read_steps(run_dir.metrics)]
     assert found == pytest.approx(losses, rel=BARS[optimizer])
 

@@ -78,11 +78,12 @@ def _digests(run_dir: RunDir) -> dict[str, str]:
         ("fp32", {}),
         pytest.param("bf16", {}, marks=pytest.mark.system),
         pytest.param("fp32", {"name": "muon"}, marks=pytest.mark.system),
+        pytest.param("fp32", {"name": "adafactor"}, marks=pytest.mark.system),
         pytest.param(
             "fp32", {"name": "schedule_free_adamw", "ema_decay": None}, marks=pytest.mark.system
         ),
     ],
-    ids=["fp32", "bf16", "muon", "schedule-free"],
+    ids=["fp32", "bf16", "muon", "adafactor", "schedule-free"],
 )
 def test_a_drained_run_goes_on_bit_for_bit(
     corpus: Corpus, tmp_path: Path, states: str, optim: dict[str, Any]

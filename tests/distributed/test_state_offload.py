@@ -57,7 +57,7 @@ def _placed_of_another() -> tuple[bool, bool, str]:
     mesh = init_device_mesh("cpu", (2,))
     param = distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)])
     average = torch.ones(2, 3, dtype=torch.bfloat16)
-    placed = dtensor_like(param, average)
+    placed = dtensor_like(param, average, param.placements, param.shape)
     assert isinstance(placed, DTensor)
     is_same = placed.to_local().data_ptr() == average.data_ptr()
     return is_same, placed.placements == param.placements, f"{placed.dtype} {tuple(placed.shape)}"

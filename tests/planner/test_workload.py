@@ -69,6 +69,26 @@ def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbyt
     assert of(optim=optim).formats.outside_optimizer_bytes == outside
 
 
+def test_adafactor_has_a_number_for_each_row_and_each_column() -> None:
+    planned = of(optim={"name": "adafactor", "lr": 0.1, "ema_decay": 0.999})
+    shape, formats = planned.shape, planned.formats
+    width, inner, vocabulary = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+    keys = shape.num_key_value_heads * width // shape.num_attention_heads
+    rows = 2 * width + 2 * keys + 2 * inner + width
+    columns = 4 * width + 2 * width + inner
+    norms = 2 * width
+    elements = shape.block_parameters
+    assert formats.optimizer_bytes == pytest.approx(4 * (rows + norms) / elements + 4)
+    tables = 1 if shape.tie_word_embeddings else 2
+    outside = tables * vocabulary * width + width
+    assert formats.column_bytes == pytest.approx(
+        (4 * columns / elements, 4 * tables * width / outside)
+    )
+    assert formats.outside_optimizer_bytes == pytest.approx(
+        4 * (tables * vocabulary + width) / outside + 4
+    )
+
+
 @pytest.mark.parametrize(
     ("optim", "nbytes"),
     [

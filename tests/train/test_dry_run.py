@@ -16,12 +16,14 @@ from shardyard.data.loader import MicroBatch
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
+from shardyard.models.build import build_on_meta
 from shardyard.parallel.mesh import build_mesh
 from shardyard.planner.dry_run import dry_run as ask_in_a_process
 from shardyard.planner.memory import memory
 from shardyard.planner.state_memory import checkpoint_bytes
 from shardyard.planner.workload import workload_of
 from shardyard.train.dry_run import dry_run
+from shardyard.train.optim import ShardOptimizer
 from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 from tests.planner.recipes import resolved_recipe
@@ -162,6 +164,24 @@ def test_muon_holds_four_bytes_a_parameter_of_blocks_and_eight_of_the_rest() -> 
     assert predicted < 0.8 * 8 * SHAPE.parameters / 4
     checkpoint = checkpoint_bytes(recipe, SHAPE)
     assert checkpoint == pytest.approx(4 * SHAPE.parameters + 4 * predicted, rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", [ONE_RANK, FOUR_RANKS], ids=["one rank", "zero 3 over four"])
+def test_adafactor_holds_numbers_of_rows_and_columns(layout: Layout) -> None:
+    shape = dataclasses.replace(
+        SHAPE, hidden_size=2048, intermediate_size=5632, num_attention_heads=16,
+        num_key_value_heads=16, head_dim=128,
+    )  # fmt: skip
+    optim = {
+        "name": "adafactor", "lr": 1e-3, "weight_decay": 0.1, "global_batch": 16, "micro_batch": 2,
+    }  # fmt: skip
+    recipe = tiny(layout=layout, optim=optim)
+    found = terms_of(dry_run(recipe, shape, layout), "optimizer step")["optimizer"]
+    predicted = memory(workload_of(recipe, shape, layout)).term("optimizer")
+    assert found == pytest.approx(predicted, rel=0.05)
+    states = ShardOptimizer(build_on_meta(shape), recipe.optim).tensors()
+    held = sum(each.nbytes for name, each in states.items() if name.startswith("optim.exp_avg"))
+    assert checkpoint_bytes(recipe, shape) - 4 * shape.parameters == held
 
 
 def test_the_loss_holds_one_fp32_number_a_logit_beside_the_logits() -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.optimization import Adafactor as TransformersAdafactor
 
 from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
 from shardyard.config.schema.recipe import Optim
 from shardyard.parallel.gradients import ParamNorms
 from shardyard.train.optim import ShardOptimizer
+from tests.train.adafactor import Adafactor
 from tests.train.lamb import Lamb
 from tests.train.lars import Lars
 from tests.train.lion import Lion
@@ -74,7 +76,7 @@ def _step_of(optimizer: ShardOptimizer, model: nn.Module) -> None:
 
 def _steps_of(
     ours: ShardOptimizer,
-    theirs: torch.optim.Optimizer | Lamb | Lars | Lion | Muon | ScheduleFree,
+    theirs: torch.optim.Optimizer | Adafactor | Lamb | Lars | Lion | Muon | ScheduleFree,
     models: tuple[nn.Module, nn.Module],
 ) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -273,6 +275,39 @@ def test_schedule_free_adamw_steps_as_its_authors_package_did() -> None:
     torch.testing.assert_close(weight.detach(), torch.tensor([PUBLISHED[0]]), rtol=1e-6, atol=0)
     with optimizer.evaluation_weights():
         torch.testing.assert_close(weight.detach(), torch.tensor([PUBLISHED[1]]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("decays_vectors", [False, True])
+def test_adafactor_steps_as_the_paper_says(decays_vectors: bool) -> None:
+    models = _twins()
+    named = dict(models[1].named_parameters())
+    theirs = Adafactor(named, lr=0.1, decay=0.5, decays_vectors=decays_vectors)
+    optim = Optim(name="adafactor", lr=0.1, weight_decay=0.5, decay_vectors=decays_vectors)
+    _steps_of(ShardOptimizer(models[0], optim), theirs, models)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-6, atol=1e-6)
+
+
+def test_adafactor_steps_as_transformers_does_under_a_schedule() -> None:
+    models = _twins()
+    optimizer: Any = TransformersAdafactor(
+        models[1].parameters(), lr=0.1, weight_decay=0.5, scale_parameter=False, relative_step=False
+    )
+    optim = Optim(name="adafactor", lr=0.1, weight_decay=0.5, decay_vectors=True)
+    _steps_of(ShardOptimizer(models[0], optim), optimizer, models)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_holds_rows_and_columns_of_matrices_and_elements_of_the_rest() -> None:
+    model = nn.ModuleDict({"linear": nn.Linear(4, 5), "conv": nn.Conv1d(2, 3, 7, bias=False)})
+    optim = Optim(name="adafactor", lr=0.1, weight_decay=0.0)
+    tensors = ShardOptimizer(model, optim).tensors().items()
+    held = {name: tuple(each.shape) for name, each in tensors if name.startswith("optim.")}
+    assert {name: shape for name, shape in held.items() if ".step." not in name} == {
+        "optim.exp_avg_sq_row.linear.weight": (5,),
+        "optim.exp_avg_sq_col.linear.weight": (4,),
+        "optim.exp_avg_sq.linear.bias": (5,),
+        "optim.exp_avg_sq.conv.weight": (3, 2, 7),
+    }
 
 
 class Halved:

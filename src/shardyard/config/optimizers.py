@@ -6,15 +6,22 @@ torch code in ``train/optimizers/``. Only this table dispatches on the name of a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, assert_never
 
-OptimizerName = Literal["adamw", "sgd", "lamb", "lars", "lion", "muon", "schedule_free_adamw"]
+OptimizerName = Literal[
+    "adamw", "sgd", "lamb", "lars", "lion", "muon", "schedule_free_adamw", "adafactor"
+]
 """Every name has a row in ``OPTIMIZERS``."""
 
-ParamKind = Literal["block matrix", "other"]
-"""``block matrix``: a matrix of a block, or the matrices of its experts. ``other``: embeddings, the
-head, norms, biases and convolutions.
+ParamKind = Literal["block matrix", "outer matrix", "other"]
+"""``block matrix``: a matrix of a block, or the matrices of its experts. ``outer matrix``: one
+outside of blocks, as embeddings and the head. ``other``: norms, biases and convolutions.
 """
+
+MATRICES: tuple[ParamKind, ...] = ("block matrix", "outer matrix")
+
+Form = Literal["element", "row", "column"]
+"""What a state has a number of: each element, or each row or each column of a matrix."""
 
 
 def param_kind(name: str, dims: int) -> ParamKind:
@@ -26,23 +33,44 @@ def param_kind(name: str, dims: int) -> ParamKind:
     """
     parts = name.split(".")
     is_matrix = dims == 2 or (dims == 3 and "experts" in parts)
-    return "block matrix" if is_matrix and any(map(str.isdecimal, parts)) else "other"
+    if not is_matrix:
+        return "other"
+    return "block matrix" if any(map(str.isdecimal, parts)) else "outer matrix"
+
+
+def shape_of_state(form: Form, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a state of a parameter, or of a part of it, from that one's shape."""
+    match form:
+        case "element":
+            return shape
+        case "row":
+            return shape[:-1]
+        case "column":
+            return (*shape[:-2], shape[-1])
+        case _:
+            assert_never(form)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """One state of each parameter, in the parameter's form: an average over steps."""
+    """One state of each parameter: an average over steps."""
 
     name: str
     """In checkpoints: ``optim.<name>.<parameter>``."""
-    factor: str
-    """Setting of ``optim`` that says how slowly it follows; where that is 0 there is none."""
-    kinds: tuple[ParamKind, ...] = ("block matrix", "other")
-    """Parameters that have it."""
-    is_weight: bool = False
-    """Whether it is other weights: it begins as the parameter, and is fp32 whatever the format of
-    averages.
+    factor: str | None
+    """Setting of ``optim`` that says how slowly it follows; where that is 0 there is none. None:
+    the optimizer has a rule for it, and it is fp32 always.
     """
+    kinds: tuple[ParamKind, ...] = (*MATRICES, "other")
+    """Parameters that have it."""
+    form: Form = "element"
+    is_weight: bool = False
+    """Whether it is other weights: it begins as the parameter, and is fp32 always."""
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether it is fp32 whatever the format of averages."""
+        return self.is_weight or self.factor is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +214,8 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
     "muon": Optimizer(
         state_tensors=(
             Average(name="momentum_buffer", factor="momentum", kinds=("block matrix",)),
-            Average(name="exp_avg", factor="betas", kinds=("other",)),
-            Average(name="exp_avg_sq", factor="betas", kinds=("other",)),
+            Average(name="exp_avg", factor="betas", kinds=("outer matrix", "other")),
+            Average(name="exp_avg_sq", factor="betas", kinds=("outer matrix", "other")),
         ),
         counts_steps=True,
         settings=("betas", "eps", "decay_vectors", "momentum"),
@@ -222,6 +250,24 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         update="shardyard.train.optimizers.schedule_free:ScheduleFreeAdamW",
         betas=(0.9, 0.999),  # as its authors (arXiv:2405.15682), and their package schedulefree
         averages_steps=True,
+    ),
+    "adafactor": Optimizer(
+        state_tensors=(
+            Average(name="exp_avg_sq_row", factor=None, kinds=MATRICES, form="row"),
+            Average(name="exp_avg_sq_col", factor=None, kinds=MATRICES, form="column"),
+            Average(name="exp_avg_sq", factor=None, kinds=("other",)),
+        ),
+        counts_steps=True,
+        settings=("decay_vectors",),
+        knows_lr=False,
+        typical_lr="1e-3",
+        weight_decay=0.0,
+        decay_reason="adafactor decays weights only if you set it",
+        needs_all=True,
+        # squares are written and read twice; the direction is written, read for its norm and read
+        # again to be applied, and the weight is read for its decay
+        moved_bytes=_ONE_PASS_BYTES + 7 * 4,
+        update="shardyard.train.optimizers.adafactor:Adafactor",
     ),
 }
 
@@ -291,8 +337,13 @@ def states_of(optim: OptimizerSettings, kind: ParamKind) -> tuple[Average, ...]:
     return tuple(
         average
         for average in optimizer_of(optim).state_tensors
-        if getattr(optim, average.factor) and kind in average.kinds
+        if kind in average.kinds and (average.factor is None or getattr(optim, average.factor))
     )
+
+
+def has_factored_states(optim: OptimizerSettings) -> bool:
+    """Whether states of matrices are numbers of rows and columns."""
+    return any(each.form != "element" for each in states_of(optim, "block matrix"))
 
 
 def evaluation_share(optim: OptimizerSettings) -> float | None:
@@ -312,14 +363,16 @@ def factors_of(optim: OptimizerSettings) -> dict[str, float]:
     if optim.module is not None:
         return found
     for average in optimizer_of(optim).state_tensors:
-        value = getattr(optim, average.factor)
-        found[average.factor] = max(value) if isinstance(value, tuple) else value
+        if average.factor is not None:
+            value = getattr(optim, average.factor)
+            found[average.factor] = max(value) if isinstance(value, tuple) else value
     return found
 
 
 def moved_bytes(optim: OptimizerSettings) -> int:
     """Return the bytes that an update moves for a parameter, with its averages in fp32."""
-    return optimizer_of(optim).moved_bytes + 8 * len(states_of(optim, "block matrix"))
+    held = [each for each in states_of(optim, "block matrix") if each.form == "element"]
+    return optimizer_of(optim).moved_bytes + 8 * len(held)
 
 
 def readers_of(setting: str) -> tuple[OptimizerName, ...]:
@@ -352,6 +405,7 @@ NAMES: dict[OptimizerName, Mapping[Elsewhere, tuple[str, ...]]] = {
     },
     "muon": {},
     "schedule_free_adamw": {"trainer": ("schedule_free_adamw",)},
+    "adafactor": {"trainer": ("adafactor",)},
 }
 """In small letters; one row for each of ``OPTIMIZERS``."""
 

@@ -13,10 +13,11 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from shardyard.config.optimizers import Form, shape_of_state
 from shardyard.models.local_shard import local_shard
-from shardyard.torch_private import dtensor_like, foreach_norm
+from shardyard.torch_private import dtensor_like, foreach_norm, is_strided, strided_in
 
 _ROW = 1024
 """Elements added up in fp32: within 5e-8 of exact."""
@@ -86,20 +87,36 @@ def holders(param: Tensor) -> int:
     return math.prod(size for placement, size in sizes if placement.is_replicate())
 
 
-def placed_like(param: Tensor, value: Tensor) -> Tensor:
+def placed_like(param: Tensor, value: Tensor, form: Form = "element") -> Tensor:
     """State of a parameter, with its place in the whole; a scalar has none."""
     if not isinstance(param, DTensor) or value.dim() == 0:
         return value
+    placements = [placement_of_state(each, param.dim(), form) for each in param.placements]
+    shape = torch.Size(shape_of_state(form, tuple(param.shape)))
     if value.device.type != param.device_mesh.device_type:
-        return dtensor_like(param, value)
+        return dtensor_like(param, value, placements, shape)
+    stride = param.stride() if form == "element" else torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
-        value,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
+        value, param.device_mesh, placements, run_check=False, shape=shape, stride=stride
     )
+
+
+def placement_of_state(placement: Placement, dims: int, form: Form) -> Placement:
+    """Place of a state on an axis: numbers of rows are split where rows are, else each has all.
+
+    Args:
+        placement: The parameter's.
+        dims: Its dimensions.
+    """
+    if placement.is_replicate() or form == "element":
+        return placement
+    dim: int = placement.dim  # type: ignore[attr-defined]
+    rows, columns = dims - 2, dims - 1
+    if dim == (columns if form == "row" else rows):
+        return Replicate()
+    if dim != columns:
+        return placement
+    return strided_in(placement, rows) if is_strided(placement) else Shard(rows)
 
 
 # ``ParamNorms`` computes norms of whole parameters from the ranks' parts, in one all-reduce.
@@ -181,6 +198,11 @@ class ParamNorms:
             part.view(-1, 1, 1) if name in self._experts_of else part.view(())
             for name, part in zip(names, torch.split(of_matrices, sizes), strict=True)
         ]
+
+    def per_matrix(self, names: Sequence[str], numbers: Mapping[str, float]) -> Tensor:
+        """Numbers of parameters for each of their matrices, in the order of ``of``, fp64."""
+        found = [numbers[name] for name in names for _ in self._experts_of.get(name, range(1))]
+        return torch.tensor(found, dtype=torch.float64, device=self._device)
 
     def _on_device(self, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
         """Places and numbers of holders, copied there once: a copy waits for the device."""

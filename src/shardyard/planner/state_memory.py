@@ -15,7 +15,7 @@ from shardyard.families.images.registry import operators_of
 from shardyard.families.shape import ModelShape
 from shardyard.planner.stages import StageTrained
 from shardyard.planner.trainable_parameters import trained_of
-from shardyard.planner.workload import FORMAT_BYTES, Formats, Techniques, Workload, optimizer_bytes
+from shardyard.planner.workload import FORMAT_BYTES, Formats, Techniques, Workload, state_bytes
 from shardyard.units import format_bytes
 
 _CHUNKS = 8
@@ -139,7 +139,9 @@ def optimizer_state_bytes(w: ShardedStep, stage: Parameters) -> float:
     """All that zero 1 splits."""
     if w.techniques.offload in ("optimizer", "params"):
         return 0.0
-    return w.formats.all_optimizer_bytes(stage.trained.elements, stage.trained.outside) / shards(w)
+    trained, formats = stage.trained, w.formats
+    split = formats.all_optimizer_bytes(trained.elements, trained.outside) / shards(w)
+    return split + formats.whole_optimizer_bytes(trained.elements, trained.outside)
 
 
 # --- parameters that are whole for a while -------------------------------------------------------
@@ -244,7 +246,8 @@ def checkpoint_bytes(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
         recipe: May still hold an ``auto``; frozen weights then count as fp32.
     """
     trained, frozen = trained_and_frozen(recipe, model)
-    each, other = optimizer_bytes(recipe, "block matrix"), optimizer_bytes(recipe, "other")
+    shape = model if isinstance(model, ModelShape) else None
+    each, other = (sum(state_bytes(recipe, shape, in_blocks=where)) for where in (True, False))
     saved = trained * (4 + each) + trained_outside(recipe, model) * (other - each)
     if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
         compute = recipe.precision.compute

@@ -4,8 +4,9 @@ A recipe becomes a workload here. A row of the table of published runs becomes o
 ``benchmarks/planner_rows.py``. The models of memory and time read only this.
 """
 
+import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardyard.config.formulas import (
     allows_compute_copies,
@@ -19,11 +20,15 @@ from shardyard.config.formulas import (
 from shardyard.config.layout import Layout
 from shardyard.config.optimizers import (
     ParamKind,
+    has_factored_states,
     moved_bytes,
     optimizer_of,
+    param_kind,
+    shape_of_state,
     states_of,
 )
 from shardyard.config.schema.recipe import Recipe
+from shardyard.families.file_tensors import parameter_shapes
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trainable_parameters import TrainableElements, trained_of
 
@@ -82,6 +87,9 @@ class Formats:
     """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
     outside_optimizer_bytes: float | None = None
     """The same outside of the blocks, where Muon leaves the update to AdamW; None: no other."""
+    column_bytes: tuple[float, float] = (0.0, 0.0)
+    """Optimizer state of a parameter that zero does not split, in and outside of blocks: numbers
+    of whole columns."""
     optimizer_reason: str = "moments"
     """Words for what these are."""
     reduce_bytes: float
@@ -102,6 +110,11 @@ class Formats:
         """Return ``optimizer_bytes`` of all parameters, ``outside`` of which are in no block."""
         each, other = self.optimizer_bytes, self.outside_optimizer_bytes
         return elements * each + outside * (0.0 if other is None else other - each)
+
+    def whole_optimizer_bytes(self, elements: float, outside: float) -> float:
+        """Return ``column_bytes`` of all parameters, ``outside`` of which are in no block."""
+        inside, other = self.column_bytes
+        return (elements - outside) * inside + outside * other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +267,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         micro_batch=micro_batch,
         global_batch=step_samples(recipe.optim, devices=layout.world_size),
         batch_per_device=recipe.optim.batch_per_device,
-        formats=_with_copies(formats_of(recipe), recipe, shape),
+        formats=_with_copies(formats_of(recipe, shape), recipe, shape),
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
             # No flash kernel of torch bends scores by a soft cap, so they are written to memory.
@@ -281,18 +294,24 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
     )
 
 
-def formats_of(recipe: Recipe) -> Formats:
-    """Bytes of a parameter in each role, of a recipe without any ``auto``."""
+def formats_of(recipe: Recipe, shape: ModelShape | None = None) -> Formats:
+    """Bytes of a parameter in each role, of a recipe without any ``auto``.
+
+    Args:
+        shape: None: of a network for images.
+    """
     compute = recipe.precision.compute
     assert compute != "auto"
+    inside, outside = (state_bytes(recipe, shape, in_blocks=each) for each in (True, False))
     return Formats(
         compute=compute,
         weight_bytes=4,
         gradient_bytes=8
         if recipe.precision.reduce == "exact"
         else 4,  # integers until they are summed
-        optimizer_bytes=optimizer_bytes(recipe, "block matrix"),
-        outside_optimizer_bytes=optimizer_bytes(recipe, "other"),
+        optimizer_bytes=inside.split,
+        outside_optimizer_bytes=outside.split,
+        column_bytes=(inside.columns, outside.columns),
         optimizer_reason=_optimizer_reason(recipe),
         # An average is read and written, and the weight is read once more for it.
         update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
@@ -321,13 +340,42 @@ def _with_copies(formats: Formats, recipe: Recipe, shape: ModelShape) -> Formats
 
 
 def optimizer_bytes(recipe: Recipe, kind: ParamKind) -> int:
-    """State of a parameter that zero 1 splits, and its own average.
+    """State of each element of a parameter, and its own average.
 
     Norms and biases of blocks are so few that they count as matrices of blocks.
     """
     averages = FORMAT_BYTES[recipe.precision.optimizer_states]
-    states = states_of(recipe.optim, kind)
-    return sum(4 if each.is_weight else averages for each in states) + _average_bytes(recipe)
+    states = [each for each in states_of(recipe.optim, kind) if each.form == "element"]
+    return sum(4 if each.is_fp32 else averages for each in states) + _average_bytes(recipe)
+
+
+class StateBytes(NamedTuple):
+    """Optimizer state of a parameter, on average over those in blocks or over all others."""
+
+    split: float
+    """Split by zero 1: states of elements and of rows, and the average of weights."""
+    columns: float
+    """Not split by zero: numbers of whole columns."""
+
+
+def state_bytes(recipe: Recipe, shape: ModelShape | None, *, in_blocks: bool) -> StateBytes:
+    """Return the state of a parameter in blocks, or of one outside of them."""
+    if not has_factored_states(recipe.optim):
+        return StateBytes(optimizer_bytes(recipe, "block matrix" if in_blocks else "other"), 0.0)
+    if shape is None:  # convolutions; matrices of a transformer for images have less
+        return StateBytes(optimizer_bytes(recipe, "other"), 0.0)
+    elements, split, columns = 0, 0, 0
+    for name, sizes in parameter_shapes(shape).items():
+        if any(map(str.isdecimal, name.split("."))) != in_blocks:
+            continue
+        elements += math.prod(sizes)
+        for each in states_of(recipe.optim, param_kind(name, len(sizes))):
+            numbers = math.prod(shape_of_state(each.form, sizes))
+            if each.form == "column":
+                columns += numbers
+            else:
+                split += numbers
+    return StateBytes(4 * split / elements + _average_bytes(recipe), 4 * columns / elements)
 
 
 def _optimizer_reason(recipe: Recipe) -> str:
@@ -336,6 +384,8 @@ def _optimizer_reason(recipe: Recipe) -> str:
         is_mixed = optimizer_of(optim).gathers_matrices
         if optimizer_of(optim).averages_steps:
             return "weights without an average, moments"
+        if has_factored_states(optim):
+            return "moments of rows and columns"
         return "momentum, outside of blocks moments" if is_mixed else "moments"
     if optim.module_states:
         return f"states of optim.module ({', '.join(optim.module_states)})"

@@ -18,6 +18,7 @@ from shardyard.config.optimizers import (
     evaluation_share,
     optimizer_of,
     param_kind,
+    shape_of_state,
     states_of,
 )
 from shardyard.config.schema.recipe import Optim
@@ -222,8 +223,11 @@ class ShardOptimizer:
         tensors: dict[str, Tensor] = {}
         for name, param in self._params.items():
             tensors[f"model.{name}"] = param.detach()
+            states = states_of(self._optim, param_kind(name, param.dim()))
+            forms = {each.name: each.form for each in states}
             for key, value in self._saved_states.get(name, {}).items():
-                tensors[f"optim.{key}.{name}"] = placed_like(param, value)
+                placed = placed_like(param, value, forms.get(key, "element"))
+                tensors[f"optim.{key}.{name}"] = placed
         return tensors
 
 
@@ -245,11 +249,12 @@ def _zero_state(
 ) -> State:
     """The state before the first step, so that saving and loading never depend on one."""
     state = {
-        each.name: torch.zeros_like(shard, requires_grad=False, dtype=held)
+        each.name: shard.new_zeros(shape, requires_grad=False, dtype=held)
         if on_host is None
-        else on_host.zeros(shard, held)
+        else on_host.zeros(shape, held)
         for each in states_of(optim, param_kind(name, shard.dim()))
-        for held in (torch.float32 if each.is_weight else dtype,)
+        for held in (torch.float32 if each.is_fp32 else dtype,)
+        for shape in (shape_of_state(each.form, tuple(shard.shape)),)
     }
     # on the device, where a skip is decided
     device = shard.device if on_host is None else on_host.device

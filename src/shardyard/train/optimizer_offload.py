@@ -48,10 +48,10 @@ class StatesOnHost:
         self.moved_bytes = 0
         """Bytes that have come to the device so far."""
 
-    def zeros(self, shard: Tensor, dtype: torch.dtype) -> Tensor:
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an average in host memory; pinned, so that copies do not block."""
         pinned = self.device.type != "cpu"
-        return torch.zeros(shard.shape, dtype=dtype, pin_memory=pinned)
+        return torch.zeros(shape, dtype=dtype, pin_memory=pinned)
 
     def in_turn(
         self, parts: Sequence[Sequence[str]], host_state: Mapping[str, State]

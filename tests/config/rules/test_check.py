@@ -100,6 +100,11 @@ PROBLEMS = [
         ["optim.name=schedule_free_adamw", "optim.lr=1e-3", "optim.betas=[0,0.99]"],
         "optim.betas=0 as its first: the average that is evaluated follows from it. Use 0.9.",
     ),
+    (
+        ["optim.name=adafactor", "optim.lr=1e-3", "precision.optimizer_states=bf16"],
+        "precision.optimizer_states=bf16 with optim.name=adafactor: its states are a few vectors, "
+        "always fp32. Leave it out.",
+    ),
     (["optim.nesterov=false"], "optim.nesterov=False is a setting of sgd"),
     (
         ["optim.batch_per_device=2", "optim.global_batch=4"],

@@ -495,6 +495,17 @@ def test_lion_has_the_betas_that_its_framework_gives_it_and_no_epsilon(files: Fi
     assert recipe.get("optim.betas", [0.9, 0.99]) == [0.9, 0.99] and "optim.eps" not in recipe
 
 
+@pytest.mark.parametrize("chosen", [{"optim": "adafactor"}, {"adafactor": True}])
+def test_adafactor_has_the_rate_of_the_schedule_and_no_betas(
+    files: Files, chosen: dict[str, Any]
+) -> None:
+    arguments = {"max_steps": 50, "per_device_train_batch_size": 2, "learning_rate": 1e-3, **chosen}
+    recipe = files.add("arguments.json", arguments).recipe("optim.global_batch=4")
+    assert (recipe["optim.name"], recipe["optim.lr"]) == ("adafactor", 1e-3)
+    assert recipe["optim.weight_decay"] == 0
+    assert "optim.betas" not in recipe and "optim.eps" not in recipe
+
+
 def test_schedule_free_adamw_warms_up_by_itself_and_takes_no_decay(files: Files) -> None:
     arguments = {"max_steps": 50, "per_device_train_batch_size": 2, "warmup_steps": 5,
                  "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}  # fmt: skip

@@ -11,7 +11,13 @@ from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.load import Sources, name_of, read_settings
-from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
+from shardyard.config.optimizers import (
+    OPTIMIZERS,
+    factors_of,
+    has_factored_states,
+    optimizer_of,
+    readers_of,
+)
 from shardyard.config.origins import with_origin
 from shardyard.config.phases import check_each_phase, check_phases
 from shardyard.config.rules.custom_module import check_custom_module
@@ -367,6 +373,9 @@ def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
     """Find averages that bf16 would freeze: it keeps 8 bits, and rounds smaller changes away."""
     if recipe.precision.optimizer_states == "fp32":
         return
+    if has_factored_states(recipe.optim):
+        text = f"=bf16 with optim.name={recipe.optim.name}: its states are a few vectors, always "
+        yield Problem("precision.optimizer_states", f"{text}fp32. Leave it out.")
     for key, value in factors_of(recipe.optim).items():
         if value > MOST_AVERAGING_IN_BF16:
             text = (

@@ -205,16 +205,14 @@ class Optim(Section):
     """Trust coefficient of LARS: a matrix moves by lr times this share of its norm
     (arXiv:1708.03888)."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average (EMA) of the weights, used by validation and
-    exports."""
+    """Decay of an exponential moving average (EMA) of the weights."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm. null: no gradient clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step", "wsd", "inverse_sqrt"] = (
         "cosine"
     )
-    """Learning-rate decay after warm-up. poly: a power of the remaining share; step: at
-    optim.milestones; wsd: constant (stable), then a decay at the end; inverse_sqrt: by the inverse
-    square root of the step."""
+    """Learning-rate decay after warm-up. poly: a power of what remains; step: at optim.milestones;
+    wsd: stable, then a decay; inverse_sqrt: inverse square root of the step."""
     decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of optim.decay_steps, at its end, in which schedule wsd decays."""
     decay_shape: Literal["linear", "cosine", "1-sqrt"] = "linear"

@@ -245,7 +245,7 @@ ROWS: Rows = {
     "warmup_steps": _warmup_steps,
     "warmup_ratio": _warmup_ratio,
     "optim": optimizer_of("trainer"),
-    "adafactor": reject_if_on("is another optimizer. Give optim.name=adamw.", "optim.name"),
+    "adafactor": switch(mapped({"optim.name": "adafactor"}), same("off, as here")),
     "weight_decay": to("optim.weight_decay", convert=float),
     "adam_beta1": _betas,
     "adam_beta2": _betas,
@@ -401,7 +401,8 @@ def implied(config: SourceConfig) -> dict[str, Any]:
         "bf16": False,
         "fp16": False,
     }
-    name = optimizer_by_alias("trainer", str(config.get("optim", "adamw_torch")))
+    flagged = next((key for key in OPTIMIZERS if config.get(key) is True), "adamw_torch")
+    name = optimizer_by_alias("trainer", str(config.get("optim", flagged)))
     adam: dict[str, Any] = {"betas": [0.9, 0.999], "eps": 1e-8}  # of adam_*, which Lion reads too
     if name is not None:
         read = OPTIMIZERS[name].settings
