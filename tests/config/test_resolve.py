@@ -6,9 +6,9 @@ import pytest
 
 from shardyard.config.auto import ResolveContext
 from shardyard.config.load import load_recipe
+from shardyard.config.model.vocabulary import check_vocabulary
 from shardyard.config.resolve import PartialResolution, check_resume, resolve, resolve_partial
 from shardyard.config.resolved import DatasetMetadata, Resolved
-from shardyard.config.rules.model import check_vocabulary
 from shardyard.control.attempt import length_lines
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS
@@ -454,12 +454,9 @@ def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None
 @pytest.mark.parametrize(
     ("tokenizer", "words"),
     [
-        (
-            "auto",
-            "Tokens were added to the model's own tokenizer: add rows to the model before, mo",
-        ),
+        ("auto", "it is another model's tokenizer. Use the model's own: copy its tokenizer.json"),
         ("train", "Use a smaller vocabulary: data.vocab_size=512."),
-        ("gpt2", "Use the model's own tokenizer (data.tokenizer=auto), or add rows to the model b"),
+        ("gpt2", "and set data.tokenizer=auto."),
     ],
 )
 def test_a_tokenizer_that_is_too_large_gets_the_remedy_that_fits(

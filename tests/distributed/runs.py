@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.model.growth import grow
 from shardyard.config.model.source import shape_or_none
+from shardyard.config.model.vocabulary import vocabulary_in
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.layout import resolve_layout
@@ -97,7 +99,13 @@ def make_run(
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
     recipe = Recipe.model_validate({**merged, "phases": phases})
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
-    shape = shape_or_none(recipe, model_dir, corpus.facts.vocab_size)
+    shape = grow(
+        recipe,
+        shape_or_none(recipe, model_dir, corpus.facts.vocab_size),
+        given=vocabulary_in(Path(corpus.facts.dir)),
+        size=corpus.facts.vocab_size,
+        model_dir=model_dir,
+    ).shape
     resolved = resolve(
         recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir,
         previous=previous,

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 from shardyard.config.model.source import model_folder
+from shardyard.config.model.vocabulary import difference_of, vocabulary_in
 from shardyard.config.resolved import Resolved
 from shardyard.errors import JsonFileError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
@@ -54,6 +55,8 @@ class ExportFiles:
     has_own_tokenizer: bool
     """Whether the model was trained with the source's tokenizer, so the source's ids are valid."""
     warnings: tuple[str, ...]
+    same_ends: tuple[str, ...] = ()
+    """Keys of config.json whose tokens are those of the source, although tokens were added."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -82,8 +85,12 @@ def find_export_files(resolved: Resolved) -> ExportFiles:
     taken, left_out = _taken(source)
     if _TEMPLATE in data and resolved.recipe.data.chat_template != "auto":
         taken[_TEMPLATE] = data[_TEMPLATE]  # what it has learnt its answers by
+    has_more = not is_own and _has_added_tokens(source, Path(resolved.data.dir))
     if not is_own:
-        taken = {name: path for name, path in taken.items() if not _is_of_tokenizer(name)} | data
+        kept = {name for name in taken if has_more and name.startswith(_TEMPLATES)}
+        taken = {
+            name: path for name, path in taken.items() if name in kept or not _is_of_tokenizer(name)
+        } | data
     config = _read(source / CONFIG)
     if left_out:
         warnings += (
@@ -93,6 +100,7 @@ def find_export_files(resolved: Resolved) -> ExportFiles:
     return ExportFiles(
         copied=taken, config=config, has_own_tokenizer=is_own,
         warnings=(*warnings, *_without_tokenizer(taken, resolved)),
+        same_ends=_same_ends(source, Path(resolved.data.dir)) if has_more else (),
     )  # fmt: skip
 
 
@@ -110,7 +118,8 @@ def write_export_files(
     if files.has_tokenizer and not files.has_own_tokenizer:
         # The source's ids are other tokens here, and generated text would not stop at its end.
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        ends = {name: getattr(tokenizer, name) for name in _ENDS}
+        changed = [name for name in _ENDS if name not in files.same_ends]
+        ends = {name: getattr(tokenizer, name) for name in changed}
     architecture = type(build_on_meta(shape)).__name__
     if files.config is None:
         config = hf_config(shape)
@@ -119,7 +128,10 @@ def write_export_files(
         config.update(ends)
         config.save_pretrained(folder)
     else:
-        content = changed_config(files.config, architecture=architecture, dtype=dtype, ends=ends)
+        ends_and_rows = {**ends, "vocab_size": shape.vocab_size}
+        content = changed_config(
+            files.config, architecture=architecture, dtype=dtype, ends=ends_and_rows
+        )
         _write(folder / CONFIG, content)
     if (folder / GENERATION).exists():
         _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})
@@ -192,6 +204,29 @@ def _is_own_tokenizer(resolved: Resolved, source: Path, data: Mapping[str, Path]
         return own.read_bytes() == data[_TOKENIZER].read_bytes()
     asked = resolved.recipe
     return asked.data.tokenizer in (asked.model.path, asked.model.hub, str(source))
+
+
+def _has_added_tokens(source: Path, data_dir: Path) -> bool:
+    """Whether a dataset's tokenizer is the source's, with tokens that were added."""
+    own, given = vocabulary_in(source), vocabulary_in(data_dir)
+    return own is not None and given is not None and not difference_of(own, given)
+
+
+def _same_ends(*folders: Path) -> tuple[str, ...]:
+    """Return the keys of config.json whose tokens the tokenizers of both folders name alike."""
+    declared = []
+    for folder in folders:
+        found: dict[str, Any] = {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            found |= _read(folder / name) if (folder / name).is_file() else {}
+        declared.append(found)
+    one, other = ({name: _token(each, name) for name in _ENDS} for each in declared)
+    return tuple(name for name in _ENDS if one[name] == other[name])
+
+
+def _token(declared: Mapping[str, Any], key: str) -> Any:
+    token = declared.get(key.removesuffix("_id"))
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _tokenizer_files(folder: Path) -> dict[str, Path]:

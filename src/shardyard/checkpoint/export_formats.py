@@ -92,8 +92,12 @@ def write_generic(
             f"{checkpoint} holds weights of a model of no family here, whose config.json lies in "
             "the folder that it came from, which is gone. Bring it back and export once more."
         )
-    config: Any = AutoConfig.for_model(**files.config)
     saved, about = read_shapes(checkpoint), files.config
+    config: Any = AutoConfig.for_model(**about)
+    rows = _rows_of_table(config, {name: shape for name, (shape, _) in saved.items()})
+    if rows is not None and rows != config.get_text_config().vocab_size:  # tokens were added
+        config.get_text_config().vocab_size = rows
+        about = {**about, "vocab_size": rows}
     if _has_own_head(config, saved):  # its folder held a head that differs from its table
         config.tie_word_embeddings = False
         about = {**about, "tie_word_embeddings": False}
@@ -111,6 +115,15 @@ def write_generic(
     content = changed_config(about, architecture=type(model).__name__, dtype=dtype, ends={})
     (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     copy_files(files.copied, folder)
+
+
+def _rows_of_table(config: Any, saved: Mapping[str, Size]) -> int | None:
+    """Return the rows of the embedding in a checkpoint; None: it has none of that name."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    table = model.get_input_embeddings().weight
+    name = next(name for name, each in model.named_parameters() if each is table)
+    return saved[f"model.{name}"][0] if f"model.{name}" in saved else None
 
 
 def _has_own_head(config: Any, saved: Container[str]) -> bool:
@@ -234,6 +247,7 @@ class Merged:
         assert lora.rank is not None
         self._folder = _base(resolved)
         self._seed = resolved.recipe.run.seed
+        self._new_embeddings = resolved.recipe.model.new_embeddings
         self._scale = scale_of(rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
         self._adapters = adapter_shapes(resolved).keys()
         self._model = build_on_meta(_shape(resolved))
@@ -245,7 +259,9 @@ class Merged:
         filled = nn.Parameter(torch.empty(param.shape), requires_grad=False)
         swap: Callable[..., None] = swap_tensors
         swap(param, filled)  # only what has storage is filled
-        fill_weights(self._model, folder=self._folder, seed=self._seed)
+        fill_weights(
+            self._model, folder=self._folder, seed=self._seed, new_embeddings=self._new_embeddings
+        )
         swap(param, filled)
         weight = filled.detach()
         module = name.removesuffix(".weight")

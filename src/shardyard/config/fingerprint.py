@@ -73,6 +73,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.max_rejected",
     "data.min_true_pairs",
     "data.tokenizer",
+    "data.add_tokens",
+    "data.add_special_tokens",
     "data.tokenizer_kind",
     "data.vocab_size",
     "data.eval_fraction",

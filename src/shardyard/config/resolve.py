@@ -28,13 +28,14 @@ from shardyard.config.fingerprint import (
 )
 from shardyard.config.model.files import base_digest
 from shardyard.config.model.hub import commit_of, digest_of
+from shardyard.config.model.vocabulary import check_vocabulary
 from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.phases import in_phase, of_phases
 from shardyard.config.resolved import DatasetMetadata, Resolved, fingerprint, settings_in
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.images import check_network
 from shardyard.config.rules.layout import resolve_layout
-from shardyard.config.rules.model import check_model, check_vocabulary
+from shardyard.config.rules.model import check_model
 from shardyard.config.rules.node_exclusion import check_exclusion_device
 from shardyard.config.rules.precision import without_bf16
 from shardyard.config.run_length import check_run_length

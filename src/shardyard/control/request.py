@@ -16,6 +16,7 @@ from shardyard.config.auto import MemoryFitter, ResolveContext
 from shardyard.config.cluster_choice import devices_of_node
 from shardyard.config.inspection import inspect_folder, loads_weights, tokenizer_notes
 from shardyard.config.load import Source, is_override, name_of
+from shardyard.config.model.growth import Growth, grow
 from shardyard.config.model.source import (
     config_content,
     config_notes,
@@ -27,6 +28,7 @@ from shardyard.config.model.source import (
     stated_shape,
     with_heads,
 )
+from shardyard.config.model.vocabulary import known_vocabulary, vocabulary_in
 from shardyard.config.model_sizes import ModelSizes, sizes_of
 from shardyard.config.origins import origin_of
 from shardyard.config.other_names import Meaning, lookups
@@ -92,6 +94,9 @@ class Request:
     """Network that classifies images, where the recipe reads images and it is known here."""
     weight_notes: tuple[str, ...] = ()
     """Sentences on what is left out of the model's files, or overrides config.json."""
+    growth_note: str = ""
+    """Sentence on the rows that the embedding gets for added tokens; empty: none, or not known
+    before the data is prepared."""
 
     @staticmethod
     def read(
@@ -166,7 +171,8 @@ class Request:
         if missing:
             raise RecipeError(missing, name_of(sources))
         folder = request.model_dir
-        for note in [*config_notes(recipe.model, folder), *head_notes(recipe, folder)]:
+        notes = [*config_notes(recipe.model, folder), *head_notes(recipe, folder)]
+        for note in [*notes, *filter(None, [request.growth_note])]:
             info(f"note: {note}")
         for note in [*request.weight_notes, *tokenizer_notes(recipe, folder)]:
             warn(note)
@@ -215,12 +221,14 @@ class Request:
                 shape,
                 has_weights=needs_weights or model.path is not None,
             )
+        growth = _growth(anchored, shape if match is None else match.shape, folder)
         request = Request(
             recipe=anchored,
             as_written=recipe,
             name=name,
             model_dir=folder,
-            shape=shape if match is None else match.shape,
+            shape=growth.shape,
+            growth_note=growth.note,
             no_shape_reason=why_no_shape,
             network=None if why_no_shape else network_or_none(anchored, folder),
             weight_notes=() if match is None else match.notes,
@@ -335,9 +343,13 @@ class Request:
         if self.model_dir is not None:
             kept = reuse_previous(self.recipe, previous)[0]
             match = inspect_folder(kept, self.model_dir, shape)
+        own = shape if match is None else match.shape
+        growth = _growth(self.recipe, own, self.model_dir, data)
+        if growth.note and not self.growth_note:
+            info(f"note: {growth.note}")
         return resolve(
             self.recipe,
-            shape=shape if match is None else match.shape,
+            shape=growth.shape,
             sizes=self.generic_sizes,
             network=network_or_none(self.recipe, self.model_dir),
             machine=machine,
@@ -496,6 +508,28 @@ def _adapter_problems(model: Model, shape: ModelShape | None) -> list[Problem]:
     if lora_target_errors(shape, lora.targets):
         return []  # found by the check of the model
     return [Problem("model.lora.path", text) for text in adapter_errors(shape, lora)]
+
+
+def _growth(
+    recipe: Recipe,
+    shape: ModelShape | None,
+    folder: Path | None,
+    data: DatasetMetadata | None = None,
+) -> Growth:
+    """Return the model with a row for each token, as far as the tokenizer is known.
+
+    Args:
+        folder: The model's own files.
+        data: The prepared data; None: the recipe's tokenizer is opened, where it is a folder.
+
+    Raises:
+        RecipeError: The tokenizer is not that of the model.
+    """
+    given = known_vocabulary(recipe, folder) if data is None else vocabulary_in(Path(data.dir))
+    size = data.vocab_size if data is not None else 0 if given is None else given.size
+    growth = grow(recipe, shape, given=given, size=size, model_dir=folder)
+    _raise_if_any(list(growth.errors))
+    return growth
 
 
 def _raise_if_any(errors: list[Problem]) -> None:

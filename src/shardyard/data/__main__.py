@@ -103,13 +103,21 @@ def _write_h5(
 ) -> str:
     """Write both splits as BERT's h5 files, next to the prepared data; return their folder."""
     from shardyard.config.formulas import seq_len_of
+    from shardyard.config.model.growth import grow
     from shardyard.config.model.source import shape_or_none
+    from shardyard.config.model.vocabulary import vocabulary_in
     from shardyard.config.resolved import Resolved
     from shardyard.config.tasks import imported, task_row
     from shardyard.data.bert_h5 import write_splits
     from shardyard.errors import RequestError
 
-    shape = shape_or_none(recipe, model_dir, metadata.vocab_size)
+    shape = grow(
+        recipe,
+        shape_or_none(recipe, model_dir, metadata.vocab_size),
+        given=vocabulary_in(Path(metadata.dir)),
+        size=metadata.vocab_size,
+        model_dir=model_dir,
+    ).shape
     seq_len = recipe.data.seq_len
     if seq_len == "auto":
         if shape is None:

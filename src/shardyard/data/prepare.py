@@ -22,9 +22,9 @@ import numpy.typing as npt
 from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
+from shardyard.config.model.vocabulary import check_tokens, vocabulary_in
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.rules.data import not_trained
-from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import imported, task_row
@@ -55,6 +55,7 @@ from shardyard.data.tokenizer import (
     choose_bos,
     find_tokenizer,
     train_tokenizer,
+    with_added_tokens,
 )
 from shardyard.data.work_units import (
     LEARNT,
@@ -121,7 +122,7 @@ def prepare(
                 check_readable(files, _text_of(data))
                 texts = partial(training_texts, data, files, progress)
                 write_tokenizer(folder, data, tokenizer, texts, model_dir)
-                _check_vocabulary(folder, data, rows)
+                check_rows(folder, recipe, rows=rows, model_dir=model_dir)
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
@@ -203,7 +204,9 @@ def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles |
     if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
         why = not_trained(data.tokenizer_kind, str(model_dir))
         raise RequestError(f"data.tokenizer_kind{why}")
-    return tokenizer if tokenizer is None else tokenizer | _builtin_template(data)
+    if tokenizer is None:
+        return None
+    return with_added_tokens(tokenizer | _builtin_template(data), data)
 
 
 def bos_token_of(
@@ -258,7 +261,7 @@ def request_of(
         "text_key": data.text_key
         if any(format_named(file.format).has_keys for file in files)
         else None,
-        "tokenizer": {"trained_vocab_size": data.vocab_size, **_kind_in_request(data)}
+        "tokenizer": {"trained_vocab_size": data.vocab_size, **_of_trained(data)}
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
         "eval_fraction": None if any(file.split for file in files) else data.eval_fraction,
@@ -314,10 +317,13 @@ def _split_of(file: SourceFile) -> list[str]:
     return [] if file.split is None else [f"split={file.split}"]
 
 
-def _kind_in_request(data: Data) -> dict[str, str]:
-    """Return the tokenizer's kind; empty for the first kind, as in older requests."""
-    kind = data.tokenizer_kind
-    return {} if kind == Data().tokenizer_kind else {"kind": kind}
+def _of_trained(data: Data) -> dict[str, Any]:
+    """Return the tokenizer's kind and added tokens; empty for defaults, as in older requests."""
+    kind, added = data.tokenizer_kind, [data.add_special_tokens, data.add_tokens]
+    return {
+        **({} if kind == Data().tokenizer_kind else {"kind": kind}),
+        **({"added": added} if any(added) else {}),
+    }
 
 
 def is_finished(folder: Path) -> bool:
@@ -354,17 +360,26 @@ def write_tokenizer(
         return
     if tokenizer is None:
         tokenizer = train_tokenizer(texts, kind=data.tokenizer_kind, vocab_size=data.vocab_size)
-        tokenizer |= _builtin_template(data)
+        tokenizer = with_added_tokens(tokenizer | _builtin_template(data), data)
     else:
         TextEncoder(tokenizer, name=_name_of_tokenizer(data, model_dir))  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
         write_file(folder / name, tokenizer[name], folder=folder)
 
 
-def _check_vocabulary(folder: Path, data: Data, rows: int | None) -> None:
-    """Raise before anything is tokenised, not after an hour of it."""
-    vocab_size = encoder_in(folder).vocab_size
-    found = check_vocabulary(tokenizer=data.tokenizer, vocab_size=vocab_size, rows=rows)
+def check_rows(folder: Path, recipe: Recipe, *, rows: int | None, model_dir: Path | None) -> None:
+    """Raise before anything is tokenised, not after an hour of it.
+
+    Args:
+        folder: The dataset's, with its tokenizer.
+
+    Raises:
+        RecipeError: It is not the tokenizer of the model, nor that with further tokens.
+    """
+    if rows is None:
+        return
+    given, size = vocabulary_in(folder), encoder_in(folder).vocab_size
+    found = check_tokens(recipe, given, rows=rows, size=size, model_dir=model_dir)
     if found:
         raise RecipeError(found)
 

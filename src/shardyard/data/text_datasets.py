@@ -23,6 +23,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.prepare import (
     Progress,
     bos_token_of,
+    check_rows,
     chosen_tokenizer,
     prepare,
     request_of,
@@ -85,13 +86,15 @@ def prepare_text(
     if not (folder / MIXTURE).exists():
         with sole_writer(folder, progress):
             write_tokenizer(folder, recipe.data, tokenizer, texts, model_dir)
+            check_rows(folder, recipe, rows=rows, model_dir=model_dir)
     found = []
     for count, (share, part) in zip(slots, parts, strict=True):
-        shared = part.data.model_copy(update={"tokenizer": str(folder), "tokenizer_kind": "bpe"})
+        no_more = {"tokenizer_kind": "bpe", "add_tokens": (), "add_special_tokens": ()}
+        shared = part.data.model_copy(update={"tokenizer": str(folder), **no_more})
         told = partial(_report_progress, progress, share.name)
         metadata = prepare(
             part.model_copy(update={"data": shared}),
-            model_dir=None, progress=told, rows=rows, is_part=True,
+            model_dir=None, progress=told, is_part=True,
         )  # fmt: skip
         _check_training_text(share, metadata, recipe)
         found.append(SourceMetadata(name=share.name, slots=count, data=metadata))

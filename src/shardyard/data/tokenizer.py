@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
@@ -22,7 +22,7 @@ from shardyard.file_faults import broken_link_error, content_error
 from shardyard.io.files import parse_json
 
 if TYPE_CHECKING:
-    from shardyard.config.schema.data import TokenizerKindName
+    from shardyard.config.schema.data import Data, TokenizerKindName
 
 TokenizerFiles = dict[str, bytes]
 """File name -> content; holds at least tokenizer.json and tokenizer_config.json."""
@@ -362,6 +362,38 @@ def train_bpe(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:
             "special_tokens_map.json": special_tokens,
         }
     )
+
+
+def with_added_tokens(files: TokenizerFiles, data: "Data") -> TokenizerFiles:
+    """Return the files with the tokens that a recipe adds; the same if it has all of them.
+
+    Ids, and whether text that spells a token becomes it, are as in transformers' ``add_tokens``:
+    a token that the vocabulary has keeps its id, others get the next ones.
+
+    Raises:
+        DataError: tokenizer.json cannot be read.
+    """
+    tokens = {
+        **dict.fromkeys(data.add_tokens, False),
+        **dict.fromkeys(data.add_special_tokens, True),
+    }
+    if not tokens:
+        return files
+    try:
+        tokenizer = Tokenizer.from_str(files[_MAIN_FILE].decode())
+    except Exception as error:  # the Rust library raises plain Exception
+        raise DataError(
+            f"{_MAIN_FILE} is not a tokenizer that the tokenizers library can read ({error}), so "
+            "no tokens can be added to it. Fetch or save it again."
+        ) from error
+    there = {each.content: each.special for each in tokenizer.get_added_tokens_decoder().values()}
+    if tokens.items() <= there.items():
+        return files
+    ordered = (*data.add_special_tokens, *data.add_tokens)
+    tokenizer.add_tokens(
+        [AddedToken(each, special=tokens[each], normalized=not tokens[each]) for each in ordered]
+    )
+    return {**files, _MAIN_FILE: tokenizer.to_str(pretty=True).encode()}
 
 
 def _with_config(files: TokenizerFiles) -> TokenizerFiles:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,9 +22,10 @@ from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import frozen_pattern_errors, is_frozen
 from shardyard.models.attention import NAME
 from shardyard.models.hf import load_adapters, load_weights
-from shardyard.models.init import fill_adapters, fill_random
+from shardyard.models.init import fill_adapters, fill_part, fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
+from shardyard.models.new_rows import NewRows
 from shardyard.models.submodules import blocks_of, is_tied, part_of
 from shardyard.models.unfuse import plain_embedding, split_fused
 from shardyard.torch_private import parameter_named
@@ -179,7 +180,12 @@ def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def fill_weights(
-    model: PreTrainedModel, *, folder: Path | None, seed: int, adapters: Path | None = None
+    model: PreTrainedModel,
+    *,
+    folder: Path | None,
+    seed: int,
+    adapters: Path | None = None,
+    new_embeddings: Literal["mean", "random"] = "mean",
 ) -> None:
     """Load weights from a Hugging Face folder, or draw them from the seed if there is none.
 
@@ -187,11 +193,13 @@ def fill_weights(
 
     Args:
         adapters: Folder of adapters in PEFT's format; None: they are drawn.
+        new_embeddings: Initial rows of tokens that the folder has no row for.
     """
     family = family_of(model.config.model_type)
+    std = _std_of(family, model.config.num_hidden_layers)
+    new_rows = NewRows(new_embeddings, draw=lambda *row: fill_part(*row, seed=seed, std=std))
     with torch.no_grad():
-        only = None if folder is None else load_weights(model, folder, family)
-        std = _std_of(family, model.config.num_hidden_layers)
+        only = None if folder is None else load_weights(model, folder, family, new_rows)
         fill_random(model, seed=seed, std=std, norm=family.initial_norm, only=only)
         if adapters is None:
             fill_adapters(model, seed=seed)

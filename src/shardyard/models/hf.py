@@ -1,6 +1,6 @@
 """Load weights from a Hugging Face folder: each rank reads only the slices it holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,17 @@ from shardyard.families.lora import is_adapter
 from shardyard.file_faults import content_error
 from shardyard.io.digests import StoredTensor
 from shardyard.models.local_shard import LocalShard, local_shard
+from shardyard.models.new_rows import NewRows, rows_by_token, split_new_rows
 
 
-def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
+def load_weights(
+    model: nn.Module, folder: Path, family: Family, new_rows: NewRows | None = None
+) -> set[str]:
     """Fill parameters in place from the folder's safetensors files: all that have storage, and are
     no adapters.
+
+    Args:
+        new_rows: Initial values for tokens that the files have no row for; None: that is an error.
 
     Returns:
         Names of what judges pairs, where the folder has none of it: it stays as it is.
@@ -47,8 +53,12 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     by_file: dict[Path, list[str]] = {}
     for name in wanted.keys() - of_pairs:
         by_file.setdefault(stored[found[name]].file, []).append(name)
+    by_token = [found[name] for name in rows_by_token(family) if name in found]
+    if len({stored[name].shape[0] for name in by_token}) > 1:
+        by_token = []  # damaged: the table and the head differ
     for file, names in by_file.items():
-        _read_file(file, {found[name]: wanted[name] for name in names})
+        slices = {found[name]: wanted[name] for name in names}
+        _read_file(file, slices, by_token=by_token, new_rows=new_rows)
     return of_pairs
 
 
@@ -76,6 +86,7 @@ def piece_in(tensor: Tensor, piece: ParameterPiece) -> Tensor:
 class _LocalSlice:
     """Part of a tensor of the files that this rank holds, and its place in the whole."""
 
+    parameter: str
     tensor: Tensor
     slices: tuple[slice, ...]
     whole_shape: tuple[int, ...]
@@ -104,7 +115,7 @@ def _local_slices(
             tensor = shard.tensor
             if piece.is_transposed:
                 tensor, slices = tensor.mT, slices[::-1]
-            held = _LocalSlice(tensor, slices, whole_shape(pieces))
+            held = _LocalSlice(piece.parameter, tensor, slices, whole_shape(pieces))
             by_name.setdefault(name, []).append(held)
     return by_name
 
@@ -117,15 +128,34 @@ def _stored(folder: Path) -> dict[str, StoredTensor]:
         raise DataError(str(error)) from error
 
 
-def _read_file(path: Path, slices: Mapping[str, Sequence[_LocalSlice]]) -> None:
+def _read_file(
+    path: Path,
+    slices: Mapping[str, Sequence[_LocalSlice]],
+    *,
+    by_token: Container[str] = (),
+    new_rows: NewRows | None = None,
+) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             for name, parts in slices.items():
                 source = file.get_slice(name)
                 for part in parts:
+                    if new_rows is not None and name in by_token:
+                        part = _without_new_rows(source, part, new_rows)
                     _read(source, part, f"{path}: tensor {name}")
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
+
+
+def _without_new_rows(source: Any, part: _LocalSlice, new_rows: NewRows) -> _LocalSlice:
+    """Fill the rows that the tensor in the file lacks, and return the part that it has."""
+    (rows, *width), (wanted, *others) = source.get_shape(), part.whole_shape
+    if rows >= wanted or width != others:
+        return part
+    shard = LocalShard(part.tensor, tuple(each.start for each in part.slices), part.whole_shape)
+    old, new = split_new_rows(shard, rows)
+    new_rows.fill(part.parameter, new, source)
+    return _LocalSlice(part.parameter, old.tensor, old.slices, old.whole_shape)
 
 
 def _read(source: Any, part: _LocalSlice, where: str) -> None:

@@ -88,6 +88,11 @@ def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: fl
         )
 
 
+def fill_part(name: str, part: LocalShard, *, seed: int, std: Callable[[str], float]) -> None:
+    """Fill a part of a matrix as a random model has it."""
+    _fill_drawn(part, key_of(seed, "init", name), normal, std(name))
+
+
 def _fill_drawn(
     shard: LocalShard, key: int, draw: Callable[[int, Tensor], Tensor], scale: float
 ) -> None:

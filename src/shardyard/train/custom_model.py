@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from shardyard.config.model.vocabulary import check_tokens, vocabulary_in
 from shardyard.config.rules.custom_module import MODEL, needs_mask
-from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -41,13 +41,21 @@ _MASKED = torch.finfo(torch.bfloat16).min
 """Added to scores of tokens that are not seen; a number of fp32, too."""
 
 
-def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrainedModel:
+def open_causal_lm(
+    recipe: Recipe, folder: Path, *, vocab_size: int, tokenizer_dir: Path | None = None
+) -> PreTrainedModel:
     """The model of a folder in fp32, with its weights, or random ones from torch's generator.
+
+    It gets a row for each token that was added to its tokenizer.
+
+    Args:
+        vocab_size: Rows that the tokenizer needs.
+        tokenizer_dir: Folder of the tokenizer; None: only the number of its tokens is known.
 
     Raises:
         RequestError: transformers cannot open it, or not without code of its own; or its weights
             are not those of its config.json.
-        RecipeError: The tokenizer has more tokens than it has rows.
+        RecipeError: The tokenizer is not the model's own, nor that with further tokens.
     """
     errors: list[str] = []
     try:
@@ -70,12 +78,29 @@ def open_causal_lm(recipe: Recipe, folder: Path, *, vocab_size: int) -> PreTrain
         ) from error
     if errors:
         raise RequestError("\n".join(errors))
-    rows = model.get_input_embeddings().weight.shape[0]
-    found = check_vocabulary(tokenizer=str(recipe.data.tokenizer), vocab_size=vocab_size, rows=rows)
+    opened: PreTrainedModel = model
+    rows, given = opened.get_input_embeddings().weight.shape[0], vocabulary_in(tokenizer_dir)
+    found = check_tokens(recipe, given, rows=rows, size=vocab_size, model_dir=folder)
     if found:
         raise RecipeError(found, str(folder))
-    opened: PreTrainedModel = model
+    if vocab_size > rows:
+        _grow(opened, vocab_size, is_mean=recipe.model.new_embeddings == "mean")
     return opened
+
+
+@torch.no_grad()
+def _grow(model: PreTrainedModel, vocab_size: int, *, is_mean: bool) -> None:
+    """Add rows of the embedding and the head: their mean, or random as transformers has them."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    if not is_mean:
+        return
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    params = {table.weight}
+    if head is not None and head.weight is not table.weight:  # the bias of a tied one begins as 0
+        params |= {*head.parameters()}
+    for param in params:
+        param[rows:] = param[:rows].double().mean(dim=0).to(param.dtype)
 
 
 def blocks_of_causal_lm(model: PreTrainedModel) -> dict[str, nn.Module]:
@@ -173,12 +198,14 @@ def build_custom(
     device: torch.device,
     control: dist.ProcessGroup,
     folder: Path | None = None,
+    tokenizer_dir: Path | None = None,
 ) -> CustomComputation:
     """Make, check and shard the model. All ranks call it together.
 
     Args:
         control: A gloo group of all ranks.
         folder: Of a model that transformers makes (``custom_model.py``).
+        tokenizer_dir: Folder of the tokenizer, for such a model.
 
     Raises:
         RequestError: There is no such function, or what it returns cannot be trained.
@@ -195,7 +222,7 @@ def build_custom(
         blocks, errors = blocks_named(model, recipe.model.blocks, setting="model.blocks")
     else:
         place = str(folder)
-        opened = open_causal_lm(recipe, folder, vocab_size=vocab_size)
+        opened = open_causal_lm(recipe, folder, vocab_size=vocab_size, tokenizer_dir=tokenizer_dir)
         model, loss, blocks = opened, loss_of_logits, blocks_of_causal_lm(opened)
         outputs = logits_of_causal_lm
         if not recipe.data.attends_across:

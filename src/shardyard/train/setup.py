@@ -429,6 +429,7 @@ def _build(resolved: Resolved, context: ProcessContext) -> Computation[MicroBatc
     return build_custom(
         recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
         folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,
+        tokenizer_dir=Path(resolved.data.dir),
     )  # fmt: skip
 
 
@@ -546,7 +547,11 @@ def _begin(
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
         start = resolved.recipe.model.lora.path if saved is None else None
         adapters = None if start is None else Path(start)
-        fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed, adapters=adapters)
+        recipe = resolved.recipe
+        fill_weights(
+            task.model, folder=folder, seed=recipe.run.seed, adapters=adapters,
+            new_embeddings=recipe.model.new_embeddings,
+        )  # fmt: skip
     if saved is None:
         return _Begin(progress=Progress(), loaded={})
     is_next = phase > saved.progress.phase

@@ -172,6 +172,7 @@ def check_data(recipe: Recipe) -> Iterable[Problem]:
     is_trained = data.tokenizer in TOKENIZER_WORDS
     if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
+    yield from _added_tokens(recipe)
     yield from _validation(recipe)
     yield from _mixture(recipe)
 
@@ -230,6 +231,25 @@ def _validation(recipe: Recipe) -> Iterable[Problem]:
     if data.eval_source == data.source and data.eval_source is not None:
         text = "and data.source are the same. Validate on other data than you train on."
         yield Problem("data.eval_source", text)
+
+
+def _added_tokens(recipe: Recipe) -> Iterable[Problem]:
+    data, model = recipe.data, recipe.model
+    names = {key: getattr(data, key) for key in ("add_special_tokens", "add_tokens")}
+    every = [token for tokens in names.values() for token in tokens]
+    for key, tokens in names.items():
+        wrong = [each for each in tokens if not each.strip() or not each.isprintable()]
+        wrong += [each for each in tokens if every.count(each) > 1 and each not in wrong]
+        if wrong:
+            text = f"={show(list(tokens))}: {show(wrong[0])} is blank, has control characters or "
+            yield Problem(f"data.{key}", f"{text}is there twice. Take it out.")
+        elif tokens and any(DATA_FORMATS[name].holds_ids for name in formats_of(data)):
+            text = f"={show(list(tokens))}: the files of data.format={data.format} hold ids, and "
+            yield Problem(f"data.{key}", f"{text}no text that could become them. Leave it out.")
+    is_random = model.path is None and model.hub is None and recipe.run.from_ is None
+    if "new_embeddings" in model.model_fields_set and (is_random or model.weights == "random"):
+        text = f"={model.new_embeddings} is for loaded weights, and all of these begin at random. "
+        yield Problem("model.new_embeddings", f"{text}Leave it out.")
 
 
 def _packing(recipe: Recipe) -> Iterable[Problem]:

@@ -28,11 +28,10 @@ _WHAT = "a network for images"
 _OF_TEXT = {
     "data": (
         "mixture", "format", "text_key", "keys", "chat_template", "loss_on", "loss_share",
-        "tokenizer", "tokenizer_kind", "bos", "vocab_size", "seq_len",
-        "attend_across_documents", "pack",
-        "too_long",
+        "tokenizer", "tokenizer_kind", "add_tokens", "add_special_tokens", "bos", "vocab_size",
+        "seq_len", "attend_across_documents", "pack", "too_long",
     ),
-    "model": ("config", "module", "blocks", "router_aux_loss", "router_z_loss"),
+    "model": ("config", "module", "blocks", "new_embeddings", "router_aux_loss", "router_z_loss"),
     "memory": ("loss_chunk",),
     "task": ("prompt", "generate_tokens"),
     "run": ("tokens",),

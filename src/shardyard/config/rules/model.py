@@ -123,33 +123,6 @@ def _check_router_losses(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]
         yield Problem("task.loss", text)
 
 
-def check_vocabulary(*, tokenizer: str, vocab_size: int, rows: int | None) -> list[Problem]:
-    """A vocabulary that the model has no room for; known once there is a tokenizer.
-
-    Args:
-        tokenizer: ``data.tokenizer``.
-        rows: Of the model's table of tokens; None: as many as the tokenizer wants.
-    """
-    if rows is None or vocab_size <= rows:
-        return []
-    text = f"={tokenizer} has {vocab_size:,} tokens, the model's embedding has {rows:,} rows. "
-    match tokenizer:
-        case "train":
-            text += f"Use a smaller vocabulary: data.vocab_size={rows}."
-        case "auto":
-            text += (
-                "Tokens were added to the model's own tokenizer: add rows to the model before, "
-                f"model.resize_token_embeddings({vocab_size}) in transformers, and save both into "
-                "its folder."
-            )
-        case _:
-            text += (
-                "Use the model's own tokenizer (data.tokenizer=auto), or add rows to the model "
-                f"before: model.resize_token_embeddings({vocab_size}) in transformers."
-            )
-    return [Problem("data.tokenizer", text)]
-
-
 def _check_task_support(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     """A task, samples or names that the model has no room for."""
     model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len

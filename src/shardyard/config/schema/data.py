@@ -12,6 +12,8 @@ TokenizerKindName = Literal["bpe", "wordpiece", "wordpiece-cased"]
 _FORMAT_WORDS = " or ".join(DATA_FORMATS)
 _TEMPLATE_WORDS = " or ".join(CHAT_TEMPLATES)
 
+Tokens = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+
 Sources = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
@@ -135,6 +137,10 @@ class Data(Section):
     """
     tokenizer: str = "auto"
     """Tokenizer: a folder, a hub name (owner/name[@revision]), or train. auto: the model's own."""
+    add_tokens: Tokens = ()
+    """Tokens to add to the tokenizer and the model; text that spells one becomes it."""
+    add_special_tokens: Tokens = ()
+    """Special tokens to add, such as "<|im_start|>": only chat templates write them."""
     tokenizer_kind: TokenizerKindName = "bpe"
     """Tokenizer to train: byte-level BPE, or BERT's WordPiece, lower-case or cased."""
     bos: bool | Auto = "auto"

@@ -115,6 +115,8 @@ class Model(Section):
     """Modules or parameters to freeze, by name; `*` matches one part of a dotted name."""
     lora: Lora = Lora()
     """Adapters that are trained instead of the model."""
+    new_embeddings: Literal["mean", "random"] = "mean"
+    """Initial rows of added tokens in embedding and head: the mean of the others, or random."""
     weights: Literal["auto", "random", "load"] = "auto"
     """Initial weights. auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
