@@ -23,7 +23,6 @@ from typing import Any
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DatasetMetadata
-from shardyard.config.rules.model import check_vocabulary
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_prepare, task_row
@@ -32,6 +31,7 @@ from shardyard.data.own.items import Fields, ItemForm, kind_of, shapes_of, too_l
 from shardyard.data.own.stored import write_items
 from shardyard.data.prepare import (
     Progress,
+    check_rows,
     chosen_tokenizer,
     is_finished,
     sole_writer,
@@ -45,7 +45,7 @@ from shardyard.data.shards import (
 )
 from shardyard.data.tokenizer import TokenizerFiles
 from shardyard.data.work_units import SCRATCH, encoder_in, file_entry, write_file
-from shardyard.errors import DataError, RecipeError, RequestError, SourceError
+from shardyard.errors import DataError, RequestError, SourceError
 from shardyard.io.files import flush_folder, locked
 from shardyard.log import warn
 
@@ -414,9 +414,7 @@ def _write_folder(
         write_tokenizer(folder, recipe.data, tokenizer, lambda: iter(()))
         files |= {name: file_entry(each) for name, each in tokenizer.items()}
         vocab_size = encoder_in(folder).vocab_size
-        found = check_vocabulary(tokenizer=recipe.data.tokenizer, vocab_size=vocab_size, rows=rows)
-        if found:
-            raise RecipeError(found)
+        check_rows(folder, recipe, rows=rows, model_dir=None)
     manifest = {
         "format": ITEMS_VERSION,
         "request": request,
