@@ -14,9 +14,11 @@ from torch import nn
 
 import shardyard
 from shardyard.checkpoint import export
+from shardyard.cli import main
 from shardyard.control.continue_from import start_overrides
 from shardyard.control.job import launched_of
 from shardyard.control.profile import ProfileOptions, check_profilable
+from shardyard.control.resend import send_run
 from shardyard.control.resume import check_has_training
 from shardyard.control.run_location import locate_run
 from shardyard.control.runs import list_runs
@@ -90,7 +92,9 @@ def test_a_loop_logs_what_it_computes_and_the_verbs_read_it(tmp_path: Path) -> N
     assert not is_locked(run_dir.lease)
 
 
-def test_a_script_that_failed_continues_its_run_when_it_is_started_again(tmp_path: Path) -> None:
+def test_a_script_that_failed_continues_its_run_when_it_is_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ValueError, match="boom"), shardyard.run("a", {"lr": 1}, dir=tmp_path) as a:
         a.log(step=1, loss=3.0)
         a.log(step=2, loss=2.0)
@@ -98,12 +102,16 @@ def test_a_script_that_failed_continues_its_run_when_it_is_started_again(tmp_pat
     state = read_state(RunDir(a.path))
     assert state.state == "failed" and state.end_reason is not None
     assert state.end_reason.startswith("ValueError: boom (test_script_run.py, line ")
+    assert main(["status", a.id, "--runs-dir", str(tmp_path)]) == 0
+    assert "failed: ValueError: boom (test_script_run.py" in capsys.readouterr().out
     with shardyard.run("a", {"lr": 2}, dir=tmp_path) as other:
         pass
-    assert other.id != a.id
+    assert other.id != a.id and not caplog.messages
     with shardyard.run("a", {"lr": 1}, dir=tmp_path) as again:
         again.log(step=2, loss=1.5, tokens=100)
     assert again.id == a.id
+    (said,) = caplog.messages
+    assert said.startswith(f"run {a.id} continues with attempt 1: it has this config")
     lines = read_steps(RunDir(a.path).metrics)
     assert [(line["step"], line["loss"], line["attempt"]) for line in lines] == [
         (1, 3.0, 0),
@@ -160,6 +168,26 @@ def test_a_signal_ends_the_run_by_name(tmp_path: Path) -> None:
     said = "Ctrl-C after step 1; the newest checkpoint is of step 1"
     assert ends(tmp_path / "b") == [("drained", said, 130)]
     assert read_state(RunDir(tmp_path / "b")).state == "drained"
+
+
+def test_a_loop_that_is_left_early_is_to_be_continued(tmp_path: Path) -> None:
+    config: dict[str, Any] = {}
+    with shardyard.run("a", config, dir=tmp_path) as left:
+        recorder = active_recorder()
+        assert recorder is not None
+        recorder.ready(last_step=10, parameters=5)
+        left.log(step=4, loss=1.0)
+        recorder.steps_left = 6
+        recorder.save_ended(4, seconds=0.0, bytes=1)
+    said = "the loop was left early, after step 4; the newest checkpoint is of step 4"
+    assert ends(left.path) == [("drained", said, 143)]
+    with shardyard.run("a", config, dir=tmp_path) as again:
+        again.finish("the loss improves no more")
+    assert again.id == left.id
+    assert ends(left.path)[1] == ("finished", "the loss improves no more", 0)
+    with shardyard.run("a", config, dir=tmp_path) as new:
+        pass
+    assert new.id != left.id
 
 
 def test_exit_within_the_block_counts_by_its_code(tmp_path: Path) -> None:
@@ -259,6 +287,8 @@ def test_verbs_that_need_a_recipe_say_what_to_do(
     found = RunDir(tmp_path / "a")
     (tmp_path / "a" / "checkpoints" / "step-00000005").mkdir(parents=True)
     write_json(found.checkpoint(5) / "manifest.json", {"step": 5, "files": {}})
+    with pytest.raises(RequestError, match="the script of a named no tracker"):
+        send_run(found)
     with pytest.raises(RequestError, match="it continues this run from step 5"):
         check_has_training(found)
     with pytest.raises(RequestError, match=r"Use torch\.profiler"):

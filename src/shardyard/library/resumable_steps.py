@@ -79,6 +79,8 @@ def steps(
     with _finished(saves, parts, recorder) as before_end:
         for step in range(first, total):
             yield step
+            if recorder is not None:
+                recorder.steps_left = total - step - 1
             with before_end.postponed():  # what it holds, the writing thread may wait for
                 saves.report()
             if (step + 1) % every == 0 or step + 1 == total:

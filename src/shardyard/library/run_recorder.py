@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config.secrets import redact
-from shardyard.errors import LostRankError, StorageError
+from shardyard.errors import EXIT_DRAINED, LostRankError, StorageError
 from shardyard.io.files import read_json_object, write_json
 from shardyard.parallel.device import available_device, peak_memory_bytes
 from shardyard.rundir.jsonl import EventWriter, LineWriter
@@ -67,6 +67,8 @@ class RunRecorder:
         """Step of the newest checkpoint that is durable."""
         self.finish_saves: Callable[[], None] | None = None
         """Waits for a checkpoint that is being written; None: none is."""
+        self.steps_left: int | None = None
+        """Steps that a loop of ``steps`` has still to do; None: there is no such loop."""
         self._workers = workers
         self._rank = rank
         self._owner = os.getpid()
@@ -114,6 +116,7 @@ class RunRecorder:
     def ready(self, *, last_step: int, parameters: int | None) -> None:
         """Write that the first step begins, and the step with which the loop ends."""
         self._first_step = self._first_step or 0
+        self.steps_left = last_step - self._first_step
         told = {} if parameters is None else {"parameters": parameters}
         now_s = time.monotonic()
         self.event("model_ready", last_step=last_step, seconds=now_s - self._begun_s, **told)
@@ -193,6 +196,22 @@ class RunRecorder:
             return
         self.event("draining", signal=signal_name)
         self._settle()
+        self._stop(signal_name, exit_code=exit_code)
+
+    def leave(self) -> None:
+        """End because the script has left its block without an error.
+
+        A loop of ``steps`` that was left before its last step is to be continued.
+        """
+        if not self.is_open:
+            return
+        if not self.steps_left:
+            self.finish("the script has left its run")
+            return
+        self._settle()
+        self._stop("the loop was left early,", exit_code=EXIT_DRAINED)
+
+    def _stop(self, why: str, *, exit_code: int) -> None:
         failed = self._failures()
         if failed:  # torchrun stops the others when a rank fails
             self._report_lost(failed[0])
@@ -202,11 +221,11 @@ class RunRecorder:
         step, durable = self.step or 0, self.durable_step or 0
         is_durable = 0 < step <= durable
         kept = f"the newest checkpoint is of step {durable}" if durable else "no checkpoint is kept"
-        reason = f"{signal_name} after step {step}; {kept}"
+        reason = f"{why} after step {step}; {kept}"
         self.end("drained" if is_durable else "failed", reason, exit_code=exit_code)
 
     def finish(self, reason: str) -> None:
-        """End because the script has left its block without an error."""
+        """End as finished: the next start of the script begins a new run."""
         if self.is_open:
             self._settle()
             last = {key: self._last.get(key) for key in ("step", "tokens", "loss")}

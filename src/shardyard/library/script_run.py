@@ -123,6 +123,13 @@ class ScriptRun:
         plain = {name: _number("log_evaluation", name, value) for name, value in scores.items()}
         self._recorder.log_evaluation(_step("log_evaluation", step), plain)
 
+    def finish(self, reason: str) -> None:
+        """End the run before the last step of ``steps``, such as by early stopping.
+
+        The next start of the script then begins a new run. Lines that are logged later are lost.
+        """
+        self._recorder.finish(reason)
+
 
 @contextmanager
 def run(
@@ -166,13 +173,13 @@ def run(
     try:
         with BeforeTermination(stop):
             yield ScriptRun(recorder)
-            recorder.finish("the script has left its run")
+            recorder.leave()
     except KeyboardInterrupt:
         recorder.stop("Ctrl-C", exit_code=EXIT_INTERRUPTED)
         raise
     except SystemExit as error:
         if error.code in (None, 0):
-            recorder.finish("the script has ended")
+            recorder.leave()
         else:
             recorder.fail(error, exit_code=error.code if isinstance(error.code, int) else 1)
         raise
@@ -282,6 +289,11 @@ def _begin(script: ScriptRequest, recipe: Recipe, *, id: str | None, parent: Pat
     tracker = None
     if rank == 0:
         info(f"run {run_id}, attempt {attempt}: {run_dir.path}")
+        if attempt > 0 and id is None:
+            warn(
+                f"run {run_id} continues with attempt {attempt}: it has this config, and has not "
+                "finished. For a new run give shardyard.run(..., id=...)."
+            )
         if services_of(recipe):
             tracker = _TrackerProcess(run_dir, attempt)
     return _Begun(recorder=recorder, lease=lease, tracker=tracker, owner=os.getpid())
