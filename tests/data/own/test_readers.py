@@ -1,5 +1,6 @@
 """Processes that read a dataset of the user's own: equal arrays however many there are."""
 
+import gc
 import os
 import random
 import signal
@@ -86,6 +87,17 @@ def test_another_dataset_than_the_prepared_one_is_an_error(
     started.append(Readers(reader_of(other, found, vocab_size=300), 1))
     with pytest.raises(DataError, match="has 41 items here, and had 40 when it was prepared"):
         started[0].read("train", [(0, 0)])
+
+
+def test_readers_end_when_the_data_is_not_needed_any_more(tmp_path: Path) -> None:
+    readers = Readers(_source("noisy", tmp_path), 2)
+    readers.read("train", [(0, 0)])
+    processes = list(readers._processes.values())
+    del readers
+    gc.collect()
+    for process in processes:
+        process.join(10)
+        assert process.exitcode == 0
 
 
 _PROGRAM = """

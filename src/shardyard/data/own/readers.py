@@ -8,6 +8,7 @@ interpreter. A reader ignores SIGTERM, because a draining rank still needs its d
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class Readers:
         self._lock = threading.Lock()
         # At once: imports of the user's code take as long as the model takes to be built.
         self._processes = _started(source, processes)
+        # A run of several phases, or one whose ranks change, opens its data again and again.
+        weakref.finalize(self, _end, tuple(self._processes))
 
     def read(self, split: str, keys: Sequence[Key]) -> list[Fields]:
         """Return the arrays of these samples, in their order.
@@ -165,6 +168,12 @@ def _started(source: SplitReader, number: int) -> dict[Connection, SpawnProcess]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return processes
+
+
+def _end(pipes: Sequence[Connection]) -> None:
+    """Let readers end: each returns when its pipe closes."""
+    for pipe in pipes:
+        pipe.close()
 
 
 def _answer(pipe: Connection, source: SplitReader) -> None:
