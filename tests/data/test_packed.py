@@ -1,8 +1,10 @@
 """Packed files and Parquet: the same documents as plain JSON lines, and how a wrong one is told."""
 
 import bz2
+import csv
 import gzip
 import json
+import lzma
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from shardyard.errors import RequestError, SourceError
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is an extra")
 parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow.ipc")
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -37,6 +40,19 @@ def write_parquet(path: Path, texts: list[Any] = TEXTS) -> None:
     parquet.write_table(table_of(texts), path, row_group_size=10)
 
 
+def write_csv(path: Path, separator: str) -> None:
+    """As pandas' ``to_csv(index=False)`` and spreadsheets write it."""
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        rows = csv.writer(file, delimiter=separator)
+        rows.writerows([("n", "text"), *enumerate(TEXTS)])
+
+
+def write_arrow(path: Path, writer: Any) -> None:
+    table = table_of(TEXTS)
+    with pyarrow.OSFile(str(path), "wb") as file, writer(file, table.schema) as batches:
+        batches.write_table(table, max_chunksize=40)
+
+
 WRITE: dict[str, Callable[[Path], object]] = {
     "x.jsonl": lambda path: path.write_text(ROWS),
     "x.jsonl.gz": lambda path: path.write_bytes(gzip.compress(ROWS.encode())),
@@ -50,6 +66,13 @@ WRITE: dict[str, Callable[[Path], object]] = {
     "x.jsonl.bz2": lambda path: path.write_bytes(
         bz2.compress(ROWS[:1000].encode()) + bz2.compress(ROWS[1000:].encode())
     ),
+    "x.jsonl.xz": lambda path: path.write_bytes(
+        lzma.compress(ROWS[:1000].encode()) + lzma.compress(ROWS[1000:].encode())
+    ),
+    "x.csv": lambda path: write_csv(path, ","),
+    "x.TSV": lambda path: write_csv(path, "\t"),
+    "x.arrow": lambda path: write_arrow(path, pyarrow.ipc.new_stream),
+    "x.feather": lambda path: write_arrow(path, pyarrow.ipc.new_file),
     "x.parquet": write_parquet,
 }
 """Name -> writes the same documents under it."""
@@ -134,14 +157,14 @@ def test_a_file_that_is_no_parquet_or_cut_off_is_told(tmp_path: Path, cut: int) 
     assert str(told.value).isprintable()
 
 
-@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst"])
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.jsonl.xz"])
 def test_a_packed_file_that_is_cut_off_or_something_else_is_told(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     WRITE[name](path)
     whole = path.read_bytes()
     for content in (whole[:-5], whole[:20], b"something else", whole[:30] + b"\0" * len(whole)):
         path.write_bytes(content)
-        with pytest.raises(SourceError, match=rf"{name} cannot be unpacked: .*(gzip|zstd) -t"):
+        with pytest.raises(SourceError, match=rf"{name} cannot be unpacked: .*(gzip|zstd|xz) -t"):
             texts_of(path)
 
 

@@ -125,7 +125,7 @@ def test_every_entry_must_match_and_all_that_do_not_are_named(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("A.CSV", r"\.CSV: turn it into JSON lines first"),
+        ("A.XLSX", r"\.XLSX: turn it into CSV or JSON lines first"),
         ("a.txt.gz", r"\.gz: unpack it first"),
         ("a.pdf", r"\.pdf: take its text out first"),
         ("corpus", r"no suffix: if it is plain text, set data\.format=text"),
@@ -146,15 +146,15 @@ def test_a_file_of_a_kind_that_is_not_read_is_refused_by_name(
 
 def test_of_many_such_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
     for number in range(300):
-        (tmp_path / f"part-{number:03}.csv").touch()
-    with pytest.raises(RequestError, match=r"300 of its 300 .* part-003\.csv, and 296 more\. "):
+        (tmp_path / f"part-{number:03}.xlsx").touch()
+    with pytest.raises(RequestError, match=r"300 of its 300 .* part-003\.xlsx, and 296 more\. "):
         list_files(str(tmp_path))
 
 
 def test_with_the_format_text_any_file_is_text_but_json_lines_stay_json_lines(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "a.csv").write_text("first")
+    (tmp_path / "a.conf").write_text("first")
     (tmp_path / "b").write_text("second")
     (tmp_path / "c.jsonl").write_text('{"text": "third"}')
     assert texts_of(str(tmp_path), data_format="text") == ["first", "second", "third"]

@@ -122,7 +122,7 @@ def _pipe(folder: Path) -> str:
 def _mixed_folder(folder: Path) -> str:
     (folder / "in").mkdir()
     (folder / "in" / "a.jsonl").write_bytes(_ALL)
-    (folder / "in" / "b.csv").write_text("text\nwords\n")
+    (folder / "in" / "b.xlsx").write_bytes(b"PK\3\4")
     (folder / "in" / "c.docx").write_bytes(b"PK\3\4")
     return str(folder / "in")
 
@@ -257,7 +257,7 @@ WRONG = [
         r"a\.txt:100: byte 594 .*not UTF-8",
     ),
     Wrong("a program by the name of a text", _file("a.txt", b"\x7fELF\0\0\0"), r"a\.txt:1: .*NUL"),
-    Wrong("kinds that are not read", _mixed_folder, r"2 of its 3 files .*b\.csv, c\.docx"),
+    Wrong("kinds that are not read", _mixed_folder, r"2 of its 3 files .*b\.xlsx, c\.docx"),
     Wrong("a link to nothing", _link_to_nothing, r"a\.txt is a broken symbolic link to gone\.txt"),
     Wrong("a pipe", _pipe, r"a\.txt is a pipe"),
     Wrong("a path that is not there", lambda folder: str(folder / "gone"), r"gone' does not exist"),

@@ -16,6 +16,9 @@ NamedSplit = Literal["train", "validation", "eval", "test", "about"]
 ABOUT = re.compile(r"README(\.\w+)?|LICEN[SC]E(\.\w+)?|dataset_infos?\.json|dataset_dict\.json")
 """Names of files that describe a dataset on the hub and are no part of it."""
 
+SAVED = re.compile(r"state\.json|dataset_info\.json")
+"""Names of files that ``datasets.save_to_disk`` writes next to its .arrow files."""
+
 KEYWORDS: dict[str, NamedSplit] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -77,6 +80,11 @@ def splits_of(kinds: Mapping[str, Kind]) -> dict[str, NamedSplit]:
                 assert_never(kind)
         if split is not None:
             splits[name] = split
+    saved = {name.rpartition("/")[0] for name in kinds if name.lower().endswith(".arrow")}
+    for name in kinds:
+        folder, _, last = name.rpartition("/")
+        if folder in saved and SAVED.fullmatch(last):
+            splits[name] = "about"
     if any(kinds[name] == "rows" for name in splits):
         splits |= {name: "about" for name in kinds if ABOUT.fullmatch(name.rpartition("/")[2])}
     return splits

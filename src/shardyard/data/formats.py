@@ -88,6 +88,30 @@ FORMATS: dict[str, Format] = {
         has_keys=True,
         is_divisible=False,
     ),
+    "jsonl_xz": Format(
+        suffixes=(".jsonl.xz", ".ndjson.xz"),
+        code="shardyard.data.readers.json:read_xz",
+        has_keys=True,
+        is_divisible=False,
+    ),
+    "csv": Format(
+        suffixes=(".csv",),
+        code="shardyard.data.readers.csv:read_csv",
+        has_keys=True,
+        is_divisible=False,
+    ),
+    "tsv": Format(
+        suffixes=(".tsv",),
+        code="shardyard.data.readers.csv:read_tsv",
+        has_keys=True,
+        is_divisible=False,
+    ),
+    "arrow": Format(
+        suffixes=(".arrow", ".feather"),
+        code="shardyard.data.readers.arrow:read_arrow",
+        has_keys=True,
+        is_divisible=False,
+    ),
     "documents": Format(
         suffixes=(),
         code="shardyard.data.readers.text:read_documents",
@@ -114,7 +138,7 @@ FORMATS: dict[str, Format] = {
     ),
     "parquet": Format(
         suffixes=(".parquet",),
-        code="shardyard.data.readers.parquet:read",
+        code="shardyard.data.readers.arrow:read_parquet",
         has_keys=True,
         is_divisible=True,
     ),
@@ -139,7 +163,7 @@ _BY_SUFFIX = {suffix: name for name, format in FORMATS.items() for suffix in for
 
 _UNPACK = "unpack it first (gunzip, zstd -d, bunzip2, unzip, tar -x)"
 _TABLE = (
-    "turn it into JSON lines first, such as with pandas: `read_csv(...)`, then "
+    "turn it into CSV or JSON lines first, such as with pandas: `read_excel(...)`, then "
     "`.to_json(FILE.jsonl, orient='records', lines=True)`"
 )
 _EXTRACT = "take its text out first"
@@ -148,7 +172,7 @@ _OTHERS: dict[str, str] = {
         FORMATS["bert_h5"].suffixes, "if it holds BERT's arrays, set data.format=bert_h5"
     ),
     **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".lz4"), _UNPACK),
-    **dict.fromkeys((".arrow", ".feather", ".orc", ".csv", ".tsv", ".xlsx"), _TABLE),
+    **dict.fromkeys((".orc", ".xlsx"), _TABLE),
     **dict.fromkeys((".pdf", ".docx", ".odt", ".epub", ".html", ".htm"), _EXTRACT),
 }
 """Kinds that hold text which is not read yet -> what to do about it."""

@@ -4,6 +4,7 @@ import bz2
 import codecs
 import gzip
 import json
+import lzma
 import re
 import zlib
 from collections.abc import Generator, Iterator
@@ -100,8 +101,8 @@ def decompression_errors(file: SourceFile, *errors: type[Exception]) -> Iterator
         raise SourceError(
             f"{escape_text(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or "
             "packed in "
-            "another way than its name says. Test it (`gzip -t`, `zstd -t`, `bzip2 -t`), then copy "
-            "or pack it again."
+            "another way than its name says. Test it (`gzip -t`, `zstd -t`, `bzip2 -t`, `xz -t`), "
+            "then copy or pack it again."
         ) from error
 
 
@@ -110,7 +111,7 @@ def open_bz2(file: BinaryIO) -> IO[bytes]:
     return cast(IO[bytes], bz2.BZ2File(open_rewound(file)))
 
 
-# JSON lines: one object a line, plain or packed by gzip, zstd or bzip2.
+# JSON lines: one object a line, plain or packed by gzip, zstd, bzip2 or xz.
 #
 # A plain file is read by ranges of bytes, each by whoever works on it; a packed one as a whole.
 
@@ -161,6 +162,15 @@ def read_zstd(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSecti
 def read_bz2(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
     """All documents of a file packed by bzip2."""
     yield from _unpacked(partial(open_bz2, file), OSError, span.file, text_of)
+
+
+def read_xz(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSection]:
+    """All documents of a file packed by xz."""
+
+    def opened() -> IO[bytes]:
+        return cast(IO[bytes], lzma.LZMAFile(open_rewound(file)))
+
+    yield from _unpacked(opened, lzma.LZMAError, span.file, text_of)
 
 
 def _unpacked(
