@@ -176,11 +176,12 @@ def test_a_step_beyond_its_scales_is_computed_again(corpus: Corpus, tmp_path: Pa
     ("layouts", "optim"),
     [
         pytest.param(OTHERS, {}, marks=SYSTEM),
+        pytest.param(SMALLEST, {"name": "schedule_free_adamw"}, marks=SLOW),
         pytest.param(SMALLEST, {"name": "sgd", "momentum": 0.9, "micro_batch": 2}, marks=SYSTEM),
         pytest.param({**SMALLEST, **OTHERS, **MORE}, {}, marks=SLOW),
         pytest.param(MORE, {"name": "sgd", "momentum": 0.9, "micro_batch": 2}, marks=SLOW),
     ],
-    ids=["adamw", "sgd", "adamw, more", "sgd, more"],
+    ids=["adamw", "schedule-free adamw", "sgd", "adamw, more", "sgd, more"],
 )
 def test_every_layout_makes_the_weights_of_one_rank(
     corpus: Corpus, tmp_path: Path, layouts: Layouts, optim: dict[str, Any]

@@ -23,6 +23,8 @@ STATES: dict[str, Layout] = {
     "zero 1, lamb": ({"dp_shard": 2, "zero": 1}, {"name": "lamb"}, {}),
     "tp, bf16 averages": ({"tp": 2}, {}, {"optimizer_states": "bf16"}),
     "pp, sgd": ({"pp": 2}, {"name": "sgd", "momentum": 0.9, "micro_batch": 3}, {}),
+    "tp, adafactor": ({"tp": 2}, {"name": "adafactor"}, {}),
+    "zero 3, schedule-free": ({"dp_shard": 2}, {"name": "schedule_free_adamw"}, {}),
 }
 WEIGHTS: dict[str, Layout] = {
     # uneven shards, several micro-batches
@@ -34,6 +36,7 @@ WEIGHTS: dict[str, Layout] = {
     ),
     "tp, sgd": ({"tp": 2, "zero": 3}, {"name": "sgd", "momentum": 0.9}, {}),
     "pp": ({"pp": 2, "zero": 3}, {"micro_batch": 3}, {}),
+    "zero 3, schedule-free": ({"dp_shard": 2, "zero": 3}, {"name": "schedule_free_adamw"}, {}),
 }
 
 

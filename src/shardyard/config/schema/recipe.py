@@ -326,7 +326,7 @@ class Precision(Section):
     output: Literal["fp32", "bf16"] | Auto = "auto"
     """Format of the model's output. auto: the compute format."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"
-    """Storage format of the optimizer's averages; bf16 halves their memory."""
+    """Storage format of the optimizer's averages."""
 
 
 class Memory(Section):
