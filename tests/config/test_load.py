@@ -204,7 +204,7 @@ UNKNOWN_KEYS = [
     ("launch.slurm.zzzzzz=a", "launch.slurm has: partition, account"),
     ("launch.slurm=a", "launch.slurm: holds text, not settings. Write `launch: {slurm: {setting:"),
     ("launch.partition=a", "Did you mean launch.slurm.partition?"),
-    ("model.lora=8", "Its settings: rank, alpha, dropout, targets, path, rslora."),
+    ("model.lora=8", "Its settings: rank, alpha, dropout, targets, modules_to_save, path, rslora."),
     ("observe.wandb=true", "Its settings: project, entity, url."),
     ("optim.accumulate=4", "Did you mean optim.micro_batch=...?"),
     ("gradient_accumulation=4", "Did you mean optim.micro_batch=...?"),

@@ -95,6 +95,8 @@ TYPED = {
     "train_on_inputs=false": "data.loss_on=answers",
     "flash_attention=true": "model.attention=flash",
     "lora_r=8": "model.lora.rank=8",
+    "lora_modules_to_save=[lm_head]": "model.lora.modules_to_save=[lm_head]",
+    'tokens=["<tool>"]': 'data.add_tokens=["<tool>"]',
     # LLaMA-Factory
     "cutoff_len=1024": "data.seq_len=1024",
     "lora_rank=8": "model.lora.rank=8",
@@ -124,7 +126,8 @@ WORDS = {
     "push_to_hub=true": "docs/verbs/export.md",
     "deepspeed=ds.json": "docs/verbs/import.md",
     "load_in_4bit=true": "QLoRA",
-    "modules_to_save=[lm_head]": "Adapters are LoRA or rsLoRA",
+    "use_dora=true": "Adapters are LoRA or rsLoRA",
+    "resize_vocab=true": "grow the embedding by themselves",
     "neftune_noise_alpha=5": "not supported: noise on embeddings",
     "tf32=true": "Leave it out: fp32 products",
     "ddp_find_unused_parameters=false": "Leave it out: of torch's DDP wrapper",

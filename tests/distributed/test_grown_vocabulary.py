@@ -24,6 +24,7 @@ from tests.families.random_models import cases, theirs
 
 BATCH, STEPS, RATE, ROWS = 4, 2, 0.5, 512
 WORDS, SPECIAL = [", ", "= ", "self."], ["<|im_start|>", "<|tool|>"]
+LORA = {"rank": 4, "targets": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one process": (1, {}),
     "zero 3": (2, {"dp_shard": 2, "zero": 3}),
@@ -51,11 +52,13 @@ def _prepared(base: Path, corpus: Corpus) -> Corpus:
     return Corpus(corpus.source, corpus.prepared, facts)
 
 
-def _run(folder: Path, corpus: Corpus, base: Path, layout: str, *, steps: int = STEPS) -> RunDir:
+def _run(
+    folder: Path, corpus: Corpus, base: Path, layout: str, *, steps: int = STEPS, lora: Any = None
+) -> RunDir:
     processes, parallel = LAYOUTS[layout]
     sections = {
         "run": {"steps": steps},
-        "model": {"preset": None, "path": str(base), "weights": "load"},
+        "model": {"preset": None, "path": str(base), "weights": "load", "lora": lora or {}},
         "data": {"tokenizer": "auto", "add_tokens": WORDS, "add_special_tokens": SPECIAL},
         "optim": {
             "name": "sgd", "lr": RATE, "weight_decay": 0.0, "grad_clip": None, "warmup_steps": 0,
@@ -127,13 +130,14 @@ def test_added_tokens_train_as_in_transformers_in_each_layout(
     assert json.loads((out / "config.json").read_text())["vocab_size"] == ROWS + 5
 
 
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "adapters"])
 def test_a_killed_run_with_new_rows_resumes_to_the_same_bits(
-    corpus: Corpus, tmp_path: Path
+    corpus: Corpus, tmp_path: Path, lora: Any
 ) -> None:
     base = _base(tmp_path / "base", corpus, is_tied=False)
     grown = _prepared(base, corpus)
     whole, parts = (
-        _run(tmp_path / name, grown, base, "one process", steps=3) for name in ("a", "b")
+        _run(tmp_path / name, grown, base, "one process", steps=3, lora=lora) for name in ("a", "b")
     )
     run_on_ranks(train_here, 1, whole)
     with pytest.raises(RuntimeError, match="ended without an answer"):
@@ -146,3 +150,50 @@ def test_a_killed_run_with_new_rows_resumes_to_the_same_bits(
         for run in (whole, parts)
     ]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    "is_tied", [False, pytest.param(True, marks=pytest.mark.system)], ids=["head", "tied"]
+)
+def test_adapters_with_trained_embeddings_are_those_of_peft(
+    corpus: Corpus, tmp_path: Path, is_tied: bool
+) -> None:
+    pytest.importorskip("peft", reason="the dev extra has it")
+    from peft import AutoPeftModelForCausalLM
+
+    base = _base(tmp_path / "base", corpus, is_tied=is_tied)
+    grown = _prepared(base, corpus)
+    ends = ["embed_tokens"] if is_tied else ["embed_tokens", "lm_head"]
+    lora = {**LORA, "modules_to_save": ends}
+    found: dict[str, list[float]] = {}
+    for layout in LAYOUTS:
+        run = _run(tmp_path / layout, grown, base, layout, lora=lora)
+        run_on_ranks(train_here, LAYOUTS[layout][0], run)
+        found[layout] = _losses(run)
+        assert found[layout] == pytest.approx(found["one process"], rel=1e-5), layout
+    resolved = read_resolved(run.resolved(0))
+    for step in (1, 2):
+        export(run.checkpoint(step), resolved, tmp_path / f"adapter {step}")
+    export(run.checkpoint(2), resolved, tmp_path / "merged", merged=True)
+    first, second = (
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / f"adapter {step}", is_trainable=True)
+        for step in (1, 2)
+    )
+    source, *_ = task_class("causal_lm").open_data(resolved)
+    batch = source.micro_batch(range(BATCH, 2 * BATCH), BATCH)
+    logits = first(input_ids=batch["tokens"]).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
+    assert loss.item() == pytest.approx(found["tp"][1], rel=1e-5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    after, trained = dict(second.named_parameters()), 0
+    for name, param in first.named_parameters():
+        moved = param if param.grad is None else param - RATE * param.grad
+        torch.testing.assert_close(after[name], moved, rtol=1e-5, atol=1e-5)
+        trained += param.numel() if param.requires_grad else 0
+    rows = ROWS + len(WORDS) + len(SPECIAL)
+    assert trained == len(ends) * rows * 64 + 2 * 4 * (64 + 64), "and adapters of two blocks"
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    with torch.no_grad():
+        expected = second(input_ids=batch["tokens"]).logits
+        ours = merged(input_ids=batch["tokens"]).logits
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)

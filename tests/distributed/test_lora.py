@@ -192,12 +192,26 @@ def test_others_do_so_too(corpus: Corpus, tmp_path: Path, case: str) -> None:
         assert pair == pytest.approx((expected["loss"], expected["grad_norm"]), rel=rel)
 
 
-@pytest.mark.parametrize("parallel", [{"dp_shard": 2, "zero": 3}, {"tp": 2}], ids=["zero 3", "tp"])
+ENDS = {"lora": {**LORA, "modules_to_save": ["embed_tokens", "lm_head", "model.norm"]}}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model"),
+    [
+        ({"dp_shard": 2, "zero": 3}, {}),
+        ({"tp": 2}, {}),
+        pytest.param({"dp_shard": 2, "zero": 3}, ENDS, marks=SYSTEM),
+        pytest.param({"tp": 2}, ENDS, marks=SYSTEM),
+    ],
+    ids=["zero 3", "tp", "zero 3, with the table and the head", "tp, with the table and the head"],
+)
 def test_the_plan_counts_what_a_run_holds(
-    corpus: Corpus, tmp_path: Path, parallel: dict[str, Any]
+    corpus: Corpus, tmp_path: Path, parallel: dict[str, Any], model: dict[str, Any]
 ) -> None:
     run = make_run(
-        tmp_path / "run", corpus, _sections(2, parallel, optim={"name": "adamw"}, **BF16)
+        tmp_path / "run",
+        corpus,
+        _sections(2, parallel, optim={"name": "adamw"}, model=model, **BF16),
     )
     held = run_on_ranks(_look, 2, [run])[0][0]
     assert {name.split(".", 2)[2] for name in held.state_bytes} == held.gradients.keys()

@@ -24,7 +24,16 @@ from shardyard.config.weight_files import ADAPTER
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.file_tensors import ParameterPiece
 from shardyard.families.images.network import ImageNetwork
-from shardyard.families.lora import A, B, is_adapter, peft_targets, scale_of, targets_of
+from shardyard.families.lora import (
+    A,
+    B,
+    is_adapter,
+    peft_targets,
+    scale_of,
+    targets_of,
+    tied_head,
+    trained_modules,
+)
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, fill_weights
 from shardyard.models.images import build_network
@@ -146,10 +155,16 @@ def has_adapters(resolved: Resolved) -> bool:
 
 
 def adapter_shapes(resolved: Resolved) -> dict[str, Size]:
-    """The matrices of all adapters, by our names."""
+    """The matrices of all adapters, and of modules that are trained next to them, by our names."""
     model, shape = build_on_meta(_shape(resolved)), _shape(resolved)
-    add_adapters(model, shape, resolved.recipe.model.lora)
-    return {name: each.shape for name, each in model.named_parameters() if is_adapter(name)}
+    lora = resolved.recipe.model.lora
+    add_adapters(model, shape, lora)
+    trained = trained_modules(shape, lora.modules_to_save)
+    return {
+        name: each.shape
+        for name, each in model.named_parameters()
+        if is_adapter(name) or name in trained
+    }
 
 
 def check_adapters_nonzero(checkpoint: Path, shapes: Mapping[str, Size]) -> None:
@@ -195,11 +210,14 @@ def planned(
                 "Hugging Face's model, where PEFT has one adapter for all parts. Export the "
                 "weights of the whole model with --merged."
             )
-    return {
-        WEIGHTS: {
-            f"{PREFIX}{name}": (ParameterPiece(name, tuple(s)),) for name, s in shapes.items()
-        }
+    pieces: dict[str, tuple[ParameterPiece, ...]] = {
+        f"{PREFIX}{name}": (ParameterPiece(name, tuple(s)),) for name, s in shapes.items()
     }
+    tied = tied_head(_shape(resolved), shapes)
+    if tied is not None:  # PEFT's file has it twice
+        head, table = tied
+        pieces[f"{PREFIX}{head}"] = pieces[f"{PREFIX}{table}"]
+    return {WEIGHTS: pieces}
 
 
 def write_adapter_config(resolved: Resolved, folder: Path) -> None:
@@ -227,6 +245,10 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
         "init_lora_weights": True,
         "modules_to_save": None,
     }
+    trained = trained_modules(shape, lora.modules_to_save)
+    if trained:
+        content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in trained})
+        content["ensure_weight_tying"] = shape.tie_word_embeddings
     (folder / ADAPTER).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -255,6 +277,8 @@ class Merged:
 
     def __call__(self, name: str) -> Tensor:
         """A parameter of the model."""
+        if name in self._adapters:  # trained as a whole
+            return self._read(name)
         param = self._model.get_parameter(name)
         filled = nn.Parameter(torch.empty(param.shape), requires_grad=False)
         swap: Callable[..., None] = swap_tensors

@@ -11,7 +11,7 @@ from typing import Any
 from shardyard.config.schema.recipe import Lora
 from shardyard.config.weight_files import ADAPTER, format_names
 from shardyard.errors import JsonFileError, RequestError
-from shardyard.families.lora import A, B, targets_of
+from shardyard.families.lora import A, B, targets_of, tied_head, trained_modules
 from shardyard.families.shape import ModelShape
 from shardyard.io.digests import read_header
 from shardyard.io.files import read_json_object
@@ -22,7 +22,6 @@ PREFIX = "base_model.model."
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
-    "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "layers_to_transform": (None, []),
@@ -95,6 +94,7 @@ def read_adapter_folder(folder: Path) -> AdapterFolder:
         "dropout": float(content.get("lora_dropout") or 0.0),
         "rslora": content.get("use_rslora") is True,
         "targets": tuple(map(str, targets)),
+        "modules_to_save": tuple(map(str, content.get("modules_to_save") or ())),
         "path": str(folder),
     }
     revision = content.get("revision")
@@ -106,10 +106,10 @@ def read_adapter_folder(folder: Path) -> AdapterFolder:
     )
 
 
-def adapter_shapes_of(shape: ModelShape, lora: Lora) -> dict[str, tuple[int, int]]:
-    """Name of each matrix of a model's adapters -> its shape."""
+def adapter_shapes_of(shape: ModelShape, lora: Lora) -> dict[str, tuple[int, ...]]:
+    """Name of each matrix of a model's adapters, and of the modules next to them -> its shape."""
     assert lora.rank is not None
-    found = {}
+    found: dict[str, tuple[int, ...]] = trained_modules(shape, lora.modules_to_save)
     for target in (each for block in targets_of(shape, lora.targets).values() for each in block):
         found[f"{target.module}.{A}.weight"] = (lora.rank, target.inputs(shape))
         found[f"{target.module}.{B}.weight"] = (target.row.rows(shape), lora.rank)
@@ -136,7 +136,7 @@ def _errors(folder: Path, shape: ModelShape, lora: Lora) -> Iterator[str]:
         return
     wanted = adapter_shapes_of(shape, lora)
     lacking = sorted(wanted.keys() - stored.keys())
-    surplus = sorted(stored.keys() - wanted.keys())
+    surplus = sorted(stored.keys() - wanted.keys() - {*(tied_head(shape, wanted) or ())})
     differing = [
         f"{name} has {list(stored[name].shape)}, not {list(size)}"
         for name, size in wanted.items()

@@ -308,6 +308,11 @@ _SAME = {
     "lora_target": "model.lora.targets",
     "lora_target_modules": "model.lora.targets",
     "use_rslora": "model.lora.rslora",
+    "modules_to_save": "model.lora.modules_to_save",
+    "lora_modules_to_save": "model.lora.modules_to_save",
+    "additional_target": "model.lora.modules_to_save",
+    "tokens": "data.add_tokens",
+    "additional_special_tokens": "data.add_special_tokens",
     "freeze": "model.frozen",
     "save_steps": "checkpoint.every",
     "save_interval": "checkpoint.every",
@@ -426,7 +431,7 @@ _WORDS = {
     ),
     **dict.fromkeys(("deepspeed", "deepspeed_config", "config_file", "fsdp_config"), _IMPORT),
     **dict.fromkeys(
-        ("use_dora", "modules_to_save", "init_lora_weights", "layers_to_transform", "bias"),
+        ("use_dora", "init_lora_weights", "layers_to_transform", "bias"),
         "Adapters are LoRA or rsLoRA on matrices: model.lora.rank, alpha, targets and rslora.",
     ),
     "task_type": "task.name=causal_lm, masked_lm or image_classification says what is trained.",
@@ -435,7 +440,12 @@ _WORDS = {
     "padding_free": "Samples are packed without padding (data.pack).",
     "pad_to_sequence_len": "Samples are packed without padding (data.pack).",
     "saves_per_epoch": "Write the steps between checkpoints: checkpoint.every=STEPS.",
-    "special_tokens": "The tokenizer's files hold special tokens (data.tokenizer).",
+    "special_tokens": "The tokenizer's files hold special tokens (data.tokenizer), and "
+    "data.add_special_tokens adds others.",
+    **dict.fromkeys(
+        ("resize_vocab", "resize_token_embeddings_to_32x", "mean_resizing"),
+        "Tokens of data.add_tokens and data.add_special_tokens grow the embedding by themselves.",
+    ),
     "num_workers": "The loader reads ahead by itself (data.prefetch_steps); data.workers prepares.",
 }
 """Name -> what there is, where no setting states it."""

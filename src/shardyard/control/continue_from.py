@@ -27,7 +27,7 @@ from shardyard.rundir.script import check_has_recipe
 
 LATEST, BEST = "latest", "best"
 
-_OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
+_OF_ADAPTERS = ("rank", "alpha", "rslora", "targets", "modules_to_save")
 """Settings of ``model.lora`` that say what an adapter's matrices mean."""
 
 

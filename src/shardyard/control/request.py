@@ -66,7 +66,7 @@ from shardyard.control.continue_from import start_overrides
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import AccessError, Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.images.network import ImageNetwork
-from shardyard.families.lora import lora_target_errors
+from shardyard.families.lora import lora_target_errors, trained_module_errors
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.io.yaml import read_yaml
@@ -213,7 +213,6 @@ class Request:
             model = anchored.model
             shape = None if why_no_shape else shape_or_none(anchored, folder, vocab_size)
         match = None
-        _raise_if_any(_adapter_problems(model, shape))
         if folder is not None:
             match = inspect_folder(
                 reuse_previous(anchored, previous)[0],
@@ -222,6 +221,7 @@ class Request:
                 has_weights=needs_weights or model.path is not None,
             )
         growth = _growth(anchored, shape if match is None else match.shape, folder)
+        _raise_if_any(_adapter_problems(model, growth.shape))
         request = Request(
             recipe=anchored,
             as_written=recipe,
@@ -505,7 +505,9 @@ def _adapter_problems(model: Model, shape: ModelShape | None) -> list[Problem]:
     lora = model.lora
     if lora.path is None or lora.rank is None or shape is None or not Path(lora.path).is_dir():
         return []
-    if lora_target_errors(shape, lora.targets):
+    if lora_target_errors(shape, lora.targets) or trained_module_errors(
+        shape, lora.modules_to_save
+    ):
         return []  # found by the check of the model
     return [Problem("model.lora.path", text) for text in adapter_errors(shape, lora)]
 

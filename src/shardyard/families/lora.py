@@ -8,12 +8,13 @@ B (outputs x rank). The target then computes W x + scale B A x, and W itself is 
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shardyard.errors import Problem
 from shardyard.families.family import ModuleSpec
+from shardyard.families.file_tensors import parameter_shapes
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import is_frozen, parameters_of
 
@@ -72,6 +73,48 @@ def targets_of(shape: ModelShape, patterns: Sequence[str]) -> dict[int, list[Lor
             for row in _matrices(shape)
             if not patterns or _is_named(above, row.module, patterns)
         ]
+    return found
+
+
+def trained_modules(shape: ModelShape, patterns: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the parameters that are trained next to the adapters, by name, with their shapes.
+
+    Args:
+        patterns: ``model.lora.modules_to_save``: names from the top of the model, or their ends. A
+            tied head is the table of tokens.
+    """
+    if not patterns:
+        return {}
+    family, sizes = shape.family, parameter_shapes(shape)
+    rows = [family.embedding, family.norm, family.head]
+    names = {f"{row.module}.{kind}": row for row in rows for kind in ("weight", "bias")}
+    table = f"{family.embedding.module}.weight"
+    found = {
+        table if name not in sizes and shape.tie_word_embeddings else name
+        for name, row in names.items()
+        if _is_named("", row.module, patterns)
+    }
+    return {name: sizes[name] for name in sizes if name in found}
+
+
+def tied_head(shape: ModelShape, trained: Container[str]) -> tuple[str, str] | None:
+    """Return the names of the head and of the table that it is, if that is trained; else None."""
+    head, table = (f"{row.module}.weight" for row in (shape.family.head, shape.family.embedding))
+    return (head, table) if shape.tie_word_embeddings and table in trained else None
+
+
+def trained_module_errors(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]:
+    """List patterns of ``model.lora.modules_to_save`` that name no module outside of the blocks."""
+    family = shape.family
+    known = [row.module for row in (family.embedding, family.norm, family.head)]
+    setting, found = "model.lora.modules_to_save", []
+    if patterns and family.end is not None:
+        text = f"={', '.join(patterns)}: a {shape.model_type} trains only adapters. Leave it out."
+        return [Problem(setting, text)]
+    for pattern in patterns:
+        if not trained_modules(shape, [pattern]):
+            text = f"={pattern!r} names no module outside of the blocks. Name some of: "
+            found.append(Problem(setting, f"{text}{', '.join(known)}."))
     return found
 
 

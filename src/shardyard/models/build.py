@@ -1,7 +1,7 @@
 """From a shape to a transformers model without storage, and from there to one with weights."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,10 +86,16 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, storage_dtype: torch.dt
         _cast_frozen(param, storage_dtype)
 
 
-def freeze_base(model: nn.Module, *, storage_dtype: torch.dtype) -> None:
-    """Keep all that there is from being trained, in place: adapters come to it."""
-    for param in model.parameters():
-        param.requires_grad_(False)
+def freeze_base(
+    model: nn.Module, *, storage_dtype: torch.dtype, trained: Container[str] = ()
+) -> None:
+    """Keep all that there is from being trained, in place: adapters come to it.
+
+    Args:
+        trained: Names of parameters that are trained next to the adapters.
+    """
+    for name, param in model.named_parameters():
+        param.requires_grad_(name in trained)
         _cast_frozen(param, storage_dtype)
 
 

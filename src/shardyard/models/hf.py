@@ -65,10 +65,12 @@ def load_weights(
 def load_adapters(model: nn.Module, folder: Path) -> None:
     """Fill adapters in place from a folder in PEFT's format: all that have storage.
 
+    With them come the modules that are trained next to them.
+
     Raises:
         DataError: A tensor is missing, or of another shape.
     """
-    params = {name: each for name, each in model.named_parameters() if is_adapter(name)}
+    params = {name: each for name, each in model.named_parameters() if each.requires_grad}
     tensors = {
         f"{PREFIX}{name}": (ParameterPiece(name, tuple(param.shape)),)
         for name, param in params.items()

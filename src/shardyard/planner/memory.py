@@ -290,7 +290,8 @@ def _stage_state(w: Workload, stage: int) -> _StageState:
     trained = stage_trained(w, stage)
     if w.trained is not None and w.trained.adapters is not None:
         assert trained is not None
-        block, elements = block + trained.block, elements + trained.elements
+        block = block + trained.block
+        elements = elements + trained.elements - trained.outside
     kept, again = saved_activation_bytes(w)
     flying = in_flight(w, stage)
     if w.techniques.offload == "activations":

@@ -101,7 +101,9 @@ def _optimizer_bytes(w: Workload) -> float:
 
 def _frozen(w: Workload) -> float:
     """Return the frozen parameters that one rank keeps; adapters add to the model's parameters."""
-    return _owned_parameters(w) - (0.0 if _has_adapters(w) else _trained(w))
+    trained = stage_trained(w, 0)
+    outside = 0.0 if trained is None else trained.outside / (w.layout.dp_shard * w.layout.cp)
+    return _owned_parameters(w) - (outside if _has_adapters(w) else _trained(w))
 
 
 def _has_adapters(w: Workload) -> bool:

@@ -77,7 +77,7 @@ class _Traffic:
         dense = self.layers * block_elements(self.shape, layout) - dealt + self._outside()
         if self.trained is not None and self.w.trained is not None and self.w.trained.added:
             # Adapters are not part of the model's shape, and FSDP gathers them with their block.
-            dense += self.trained.elements
+            dense += self.trained.elements - self.trained.outside
         learnt_dealt = dealt if self.trained is None else self.trained.experts
         learnt = dense if self.trained is None else self.trained.elements - learnt_dealt
         # With one shard there is nothing to gather, and copies are summed once a step.

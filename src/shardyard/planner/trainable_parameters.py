@@ -4,14 +4,14 @@ Frozen parameters have no gradient, no optimizer state and no master copy. Below
 trained parameter there is no backward pass, and no activation is kept for one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Lora, Model
 from shardyard.families.family import ModuleSpec
-from shardyard.families.lora import targets_of
+from shardyard.families.lora import targets_of, trained_modules
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import is_frozen
 
@@ -40,7 +40,7 @@ class AdapterSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Adapters that are trained next to a completely frozen model."""
+    """Adapters that are trained next to frozen blocks."""
 
     rank: int
     has_dropout: bool
@@ -71,12 +71,12 @@ class TrainableElements:
     gathers: tuple[int, ...]
     """Inputs of each block that tp gathers again, for the gradients of matrices."""
     adapters: Adapters | None = None
-    """Adapters, where only they are trained. All trained parameters then add to the model's."""
+    """Adapters, where of the blocks only they are trained. These add to the model's parameters."""
 
     @property
     def added(self) -> int:
         """Count of those ``parameters`` that the model's shape does not include."""
-        return 0 if self.adapters is None else self.parameters
+        return 0 if self.adapters is None else sum(sum(each) for each in self.blocks)
 
     @property
     def parameters(self) -> int:
@@ -171,13 +171,13 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
         sizes.append(
             tuple(AdapterSize(each.inputs(shape), each.row.rows(shape)) for each in targets)
         )
-    nothing = Elements(0, 0, 0)
+    family, saved = shape.family, trained_modules(shape, lora.modules_to_save)
     return TrainableElements(
         blocks=tuple(blocks),
-        table=nothing,
-        before=nothing,
-        norm=nothing,
-        head=nothing,
+        table=_saved_elements(shape, family.embedding, saved),
+        before=Elements(0, 0, 0),
+        norm=_saved_elements(shape, family.norm, saved),
+        head=_saved_elements(shape, family.head, saved),
         is_tied=shape.tie_word_embeddings,
         products=(0.0,) * shape.num_hidden_layers,
         # A frozen base has no gradients of matrices, so tp gathers none of its inputs again.
@@ -189,6 +189,12 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
             at_end=at_end / len(blocks),
         ),
     )
+
+
+def _saved_elements(shape: ModelShape, row: ModuleSpec, saved: Container[str]) -> Elements:
+    """Return the parameters of a module outside of the blocks that adapters leave trained."""
+    left = [name for name, _, _ in row.parameters(shape) if name not in saved]
+    return _elements(shape, [row], "", left)
 
 
 def _elements(

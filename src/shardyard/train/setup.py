@@ -36,7 +36,7 @@ from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.config.tasks import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError, RequestError
-from shardyard.families.lora import is_adapter
+from shardyard.families.lora import is_adapter, trained_modules
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.log import warn
@@ -172,7 +172,7 @@ def set_up_phase(
     task = kind(with_own_code(_build(resolved, context), recipe, group=control))
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.state_tensors(), **buffers_of(task.model)}
-    tensors = _saved_of(held, recipe)
+    tensors = _saved_of(held, resolved)
     with hooks.heartbeat.during(WorkerPhase.RESTORE):
         begin = _begin(context, saved, task, tensors, stepper, phase=phase)
     if saved is None or phase > saved.progress.phase:
@@ -339,14 +339,20 @@ def _report_phase(training: Training, phase: int, *, of: int, since_t: float | N
     )
 
 
-def _saved_of(tensors: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+def _saved_of(tensors: dict[str, Tensor], resolved: Resolved) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint.
 
     With adapters the base is left out, which is filled as at the beginning.
     """
-    if recipe.model.lora.rank is None:
+    lora, shape = resolved.recipe.model.lora, resolved.shape
+    if lora.rank is None or shape is None:
         return tensors
-    return {n: each for n, each in tensors.items() if is_adapter(n) or not n.startswith("model.")}
+    kept = {f"model.{name}" for name in trained_modules(shape, lora.modules_to_save)}
+    return {
+        name: each
+        for name, each in tensors.items()
+        if is_adapter(name) or name in kept or not name.startswith("model.")
+    }
 
 
 def _last_step(context: ProcessContext, progress: Progress) -> int:
@@ -451,7 +457,8 @@ def build_sharded(
         freeze(model, recipe.model.frozen, storage_dtype=held_in)
     else:
         # Before the adapters are added, as it freezes every parameter that there is.
-        freeze_base(model, storage_dtype=held_in)
+        trained = trained_modules(shape, recipe.model.lora.modules_to_save)
+        freeze_base(model, storage_dtype=held_in, trained=trained)
         add_adapters(model, shape, recipe.model.lora)
     family = family_of(shape.model_type)
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy)

@@ -151,10 +151,11 @@ def test_words_of_a_larger_tokenizer_are_no_added_tokens(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["model.lora.rank=4"], r"model\.lora\.rank=4 trains only adapters, and 2 tokens are"),
+        (["model.lora.rank=4"], r"2 tokens are new.*modules_to_save=\[embed_tokens, lm_head\]"),
+        (["model.lora={rank: 4, modules_to_save: [lm_head]}"], "their rows would not be learnt"),
         (["model.frozen=[model.embed_tokens]"], r"freezes model\.embed_tokens\.weight, and 2"),
     ],
-    ids=["adapters", "frozen"],
+    ids=["adapters", "adapters and head", "frozen"],
 )
 def test_new_rows_that_would_not_be_learnt_are_rejected(
     settings: list[str], said: str, llama: Path
@@ -169,10 +170,11 @@ def test_new_rows_that_would_not_be_learnt_are_rejected(
         (['data.add_tokens=["a", "a"]'], r"'a' is blank, has control characters or is there twice"),
         (['data.add_tokens=["a"]', 'data.add_special_tokens=["a"]'], "is there twice"),
         (['data.add_tokens=[" "]'], "is blank"),
+        (["model.lora={rank: 4, modules_to_save: [q_proj]}"], "no module outside of the blocks"),
         (["model.new_embeddings=random"], r"model\.new_embeddings=random is for loaded weights"),
     ],
 )
-def test_tokens_are_checked_before_anything_starts(settings: list[str], said: str) -> None:
+def test_settings_are_checked_before_anything_starts(settings: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         planned("model.preset=llama-tiny", *settings)
 

@@ -9,6 +9,7 @@ from shardyard.config.model.source import table_rows
 from shardyard.config.model.vocabulary import Vocabulary, check_tokens, reads_tokens
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import Problem
+from shardyard.families.lora import trained_modules
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import is_frozen
 
@@ -65,9 +66,14 @@ def _untrained_rows(recipe: Recipe, shape: ModelShape, number: int) -> Iterator[
             "rows would not be learnt. Leave the embedding out of model.frozen, or add no tokens."
         )
         yield Problem("model.frozen", text)
-    if model.lora.rank is not None:
-        text = (
-            f"={model.lora.rank} trains only adapters, and {number:,} tokens are new: their rows "
-            "would not be learnt. Train the whole model (leave model.lora out), or add no tokens."
-        )
-        yield Problem("model.lora.rank", text)
+    if model.lora.rank is None:
+        return
+    ends = [family.embedding] if shape.tie_word_embeddings else [family.embedding, family.head]
+    trained = trained_modules(shape, model.lora.modules_to_save)
+    if not all(f"{row.module}.{row.parameter}" in trained for row in ends):
+        names = [row.module.rpartition(".")[2] for row in ends]
+        fix = f"Set model.lora.modules_to_save=[{', '.join(names)}]"
+        if family.end is not None:
+            fix = "Train the whole model (leave model.lora out), or add no tokens"
+        text = f"={model.lora.rank} trains only adapters, and {number:,} tokens are new: their "
+        yield Problem("model.lora.rank", f"{text}rows would not be learnt. {fix}.")

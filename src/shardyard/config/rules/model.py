@@ -9,7 +9,7 @@ from shardyard.config.rules.layout import check_layout as layout_problems
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row, tasks_of
 from shardyard.errors import Problem
-from shardyard.families.lora import lora_target_errors
+from shardyard.families.lora import lora_target_errors, trained_module_errors
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import frozen_pattern_errors, parameters_of
 
@@ -110,7 +110,12 @@ def _check_offload(recipe: Recipe) -> Iterable[Problem]:
 
 def _check_adapters(recipe: Recipe, shape: ModelShape) -> list[Problem]:
     lora = recipe.model.lora
-    return [] if lora.rank is None else lora_target_errors(shape, lora.targets)
+    if lora.rank is None:
+        return []
+    return [
+        *lora_target_errors(shape, lora.targets),
+        *trained_module_errors(shape, lora.modules_to_save),
+    ]
 
 
 def _check_router_losses(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:

@@ -82,6 +82,8 @@ class Lora(Section):
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Matrices that get an adapter, as in model.frozen or such as `q_proj`. []: all linear layers
     of the blocks."""
+    modules_to_save: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Modules outside of the blocks to train whole: `[embed_tokens, lm_head]` for added tokens."""
     path: str | None = None
     """Folder of an adapter in PEFT's format to start from. null: A is drawn, and B is zero."""
     rslora: bool = False
