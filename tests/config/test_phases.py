@@ -91,6 +91,10 @@ def without(phase: dict[str, Any], **more: Any) -> dict[str, Any]:
             "phases.1.optim.lr='high' is not a number above 0",
         ),
         (
+            {"phases": [without(SHORT, run={"steps": 4, "patience": 2}), LONG]},
+            "phases.1.run.patience: ends a run, and this is not its last phase",
+        ),
+        (
             {"phases": [without(SHORT, run={"steps": 4, "target": {"loss": 2.0}}), LONG]},
             "phases.1.run.target: ends a run, and this is not its last phase",
         ),

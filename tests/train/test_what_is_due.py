@@ -14,7 +14,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.run import train
 from tests.checkpoint.kept_memory import FolderMemory
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run
+from tests.distributed.runs import Corpus, make_run, train_here
 
 pytestmark = pytest.mark.heavy
 
@@ -154,3 +154,47 @@ def test_a_run_ends_early_once_every_target_is_reached_in_one_evaluation(
     assert run_on_ranks(_train_killed_at_the_end, 1, run_dir) == [loop.FINISHED]
     assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2, 4, 6]
     assert [line["step"] for line in read_steps(run_dir.metrics)] == list(range(1, 7))
+
+
+def test_a_run_ends_after_as_many_evaluations_without_a_better_one_as_it_has_patience_for(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Against the rule of transformers' EarlyStoppingCallback, over the whole run's losses."""
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 30},
+        "task": {"eval_every_steps": 1},
+        "optim": {"lr": 0.05, "schedule": "constant", "warmup_steps": 0},
+    }
+    whole = make_run(tmp_path / "whole", corpus, sections)
+    run_on_ranks(train_here, 1, whole)
+    losses = [line["eval"]["loss"] for line in read_evaluations(whole.metrics)]
+    for patience in (1, 2):
+        best, waited, ends_at = float("inf"), 0, None
+        for step, loss in enumerate(losses, 1):
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited == patience:
+                ends_at = step
+                break
+        assert ends_at is not None and ends_at < 30, losses
+        sections["run"]["patience"] = patience
+        folder = tmp_path / f"patient-{patience}"
+        run_dir = make_run(folder, corpus, sections)
+        # drained and killed in between, its count of evaluations is that of the checkpoint
+        assert run_on_ranks(_train_drained, 1, run_dir, 0, ends_at - 1) == [loop.DRAINED]
+        make_run(folder, corpus, sections, attempt=1)
+        assert run_on_ranks(_train_drained, 1, run_dir, 1, 99) == [loop.FINISHED]
+        assert [line["step"] for line in read_steps(run_dir.metrics)] == [*range(1, ends_at + 1)]
+        found = [line["eval"]["loss"] for line in read_evaluations(run_dir.metrics)]
+        assert found == losses[:ends_at]
+
+
+def _train_drained(run_dir: RunDir, attempt: int, drain_at: int) -> str:
+    calls = 0
+
+    def drain_requested() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls >= drain_at
+
+    hooks = Hooks(generation=0, drain_requested=drain_requested, events=None)
+    return run.train(run_dir, attempt, hooks)

@@ -38,6 +38,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.samples",
     "run.epochs",
     "run.target",
+    "run.patience",
     # each phase's own settings are held, as those of a run without phases
     "phases",
     # says what the shape is, which is held

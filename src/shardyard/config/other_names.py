@@ -327,6 +327,7 @@ _SAME = {
     "log_interval": "observe.log_every",
     "log_every_n_steps": "observe.log_every",
     "ddp_timeout": "elastic.collective_timeout_s",
+    "early_stopping_patience": "run.patience",
 }
 """Name -> setting that takes the same value."""
 
@@ -337,8 +338,6 @@ _WHOLE = _switch(
 _ANSWERS = _switch({"data.loss_on": "answers"}, {"data.loss_on": "all"})
 _FLASH = _switch({"model.attention": "flash"}, {"model.attention": "sdpa"})
 
-_EARLY = Meaning(settings={"run.target.loss": 2.5}, is_translated=True)
-
 _TRANSLATED: dict[str, Translate] = {
     "stage": _stage,
     "gradient_accumulation_steps": _to(optim__micro_batch="..."),
@@ -347,8 +346,7 @@ _TRANSLATED: dict[str, Translate] = {
     "accumulate": _to(optim__micro_batch="..."),
     "accumulation_steps": _to(optim__micro_batch="..."),
     "gradient_accumulation": _to(optim__micro_batch="..."),
-    "early_stopping": lambda _: _EARLY,
-    "early_stopping_patience": lambda _: _EARLY,
+    "early_stopping": _to(run__patience=3),
     "spot": _to(cluster__capacity="spot"),
     "use_spot": _to(cluster__capacity="spot"),
     "optimizer": _optimizer,

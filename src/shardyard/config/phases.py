@@ -19,6 +19,7 @@ SETTINGS_THAT_MAY_DIFFER = (
     "run.samples",
     "run.epochs",
     "run.target",
+    "run.patience",
     "data.seq_len",
     "task.eval_every_steps",
     "task.eval_every_epochs",
@@ -47,11 +48,12 @@ def check_phases(recipe: Recipe) -> Iterable[Problem]:
         for name in settings:
             if not may_differ(name):
                 yield Problem(f"phases.{number}.{name}", _WHY_NOT)
-        if "run.target" in settings and number < len(given):
-            text = "ends a run, and this is not its last phase. Give it in the last one, or a "
-            yield Problem(f"phases.{number}.run.target", f"{text}shorter length here.")
+        for key in ("target", "patience"):
+            if f"run.{key}" in settings and number < len(given):
+                text = "ends a run, and this is not its last phase. Give it in the last one, or a "
+                yield Problem(f"phases.{number}.run.{key}", f"{text}shorter length here.")
     outside = _settings({k: v for k, v in to_plain(recipe).items() if k != "phases"})
-    for key in (*_LENGTHS, "target"):
+    for key in (*_LENGTHS, "target", "patience"):
         if f"run.{key}" in outside and getattr(recipe.run, key) is not None:
             text = "does not apply to each phase. Give it in the phase that it is for."
             yield Problem(f"run.{key}", text)

@@ -397,7 +397,9 @@ def _check_sample_counts(resolved: Resolved) -> list[Problem]:
     kind = "image" if draft.reads_images else "document"
     kind = kind if data.item_kind is None else "item"
     wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
-    if (wants_eval or recipe.run.target) and not data.num_samples("eval", draft.seq_len):
+    if (wants_eval or recipe.run.target or recipe.run.patience) and not data.num_samples(
+        "eval", draft.seq_len
+    ):
         text = (
             f"={recipe.data.eval_fraction} leaves no {kind} for validation. "
             f"Raise it, or give data with more {kind}s."

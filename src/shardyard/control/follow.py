@@ -273,8 +273,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return _describe_unsent(event)
         case "checkpoint_loaded" | "snapshot_restored":
             return _describe_begin(event)
-        case "phase_started" | "first_step":
-            return _describe_start(event)
+        case "phase_started" | "first_step" | "run_finished":
+            return _describe_start_or_end(event)
         case (
             "checkpoint_durable"
             | "checkpoint_abandoned"
@@ -287,8 +287,11 @@ def describe_event(event: dict[str, Any]) -> str | None:
     return None
 
 
-def _describe_start(event: dict[str, Any]) -> str | None:
-    """Describe the start of a phase, or a first step that compiled for long."""
+def _describe_start_or_end(event: dict[str, Any]) -> str | None:
+    """Describe the start of a phase, a first step that compiled for long, or an early end."""
+    if event["kind"] == "run_finished":
+        is_early = event.get("is_out_of_patience")
+        return f"stopped early at step {event['step']} by run.patience" if is_early else None
     if event["kind"] == "phase_started":
         length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
         return f"phase {event['phase']} of {event['phases']}{length}"

@@ -163,7 +163,7 @@ def is_finished(
     is_complete = _samples_done(run_dir, newest, now) >= sum(
         phase.samples for phase in now.of_phases
     )
-    return is_complete or _has_met_its_target(run_dir, previous, now, latest_step=newest)
+    return is_complete or _has_ended_early(run_dir, previous, now, latest_step=newest)
 
 
 def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
@@ -174,16 +174,22 @@ def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
     return next((int(line["samples"]) for line in lines), 0)
 
 
-def _has_met_its_target(
+def _has_ended_early(
     run_dir: RunDir, previous: Resolved | None, now: Resolved, *, latest_step: int
 ) -> bool:
-    """Whether the run ended early at run.target, and the same target and length are asked."""
+    """Whether run.target or run.patience ended the run, and the same are asked for again."""
     state = read_state(run_dir)
     if previous is None or state.state != "finished":
         return False
     if state.step is not None and latest_step < state.step:
         return False  # the checkpoint with which it ended was removed, or is gone back from
-    asked = [(each.steps, each.recipe.run.target) for each in (previous, now)]
+    asked = [
+        (
+            each.steps,
+            [(phase.recipe.run.target, phase.recipe.run.patience) for phase in each.of_phases],
+        )
+        for each in (previous, now)
+    ]
     return asked[0] == asked[1]
 
 

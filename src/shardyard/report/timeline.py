@@ -55,7 +55,8 @@ def describe(event: Line) -> str:
         return f"step {fields.get('step', '?')}, loss {fields.get('loss', float('nan')):.4f}"
     if kind == "run_finished":
         loss = fields.get("loss")
-        return f"step {fields.get('step', '?')}" + (f", loss {loss:.4f}" if loss else "")
+        why = ", run.patience ended" if fields.get("is_out_of_patience") else ""
+        return f"step {fields.get('step', '?')}" + (f", loss {loss:.4f}" if loss else "") + why
     if kind == "attempt_ended":
         return (
             f"exit code {fields.get('exit_code', '?')}: {fields.get('reason', 'no reason given')}"

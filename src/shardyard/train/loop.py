@@ -87,7 +87,7 @@ class Loop:
         self._schedule = None if optim.schedule_module is None else OwnSchedule(optim)
 
     def run(self) -> str:
-        """Step until the run's length or target is reached, or until a rank is to drain."""
+        """Step until the run is complete or a rank is to drain."""
         with self.profiles.polling(), self.clock.watching():
             # A loss cut this save off. It is made up before the next step can be lost as well.
             if self.save_deferred:
@@ -148,7 +148,14 @@ class Loop:
         return self._is_complete() or not self.skipped_in_row or self.abandoned is not None
 
     def _is_complete(self) -> bool:
-        return self.target_met or self.progress.position >= self.training.resolved.samples
+        is_read = self.progress.position >= self.training.resolved.samples
+        return is_read or self.target_met or self.is_out_of_patience
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether ``run.patience`` evaluations in a row were no new best one."""
+        patience = self.recipe.run.patience
+        return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
@@ -316,6 +323,7 @@ class Loop:
         by, metrics = target_metric(self.recipe.run.target), metrics_of(self.recipe.task)
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
         is_best = is_counted and progress.is_best(scores[by], by=by, metric=metrics[by])
+        progress.evaluations_since_best = 0 if is_best else progress.evaluations_since_best + 1
         progress.scores = {name: each for name, each in scores.items() if math.isfinite(each)}
         self.target_met = self._is_target(scores)
         if is_best and self.recipe.checkpoint.keep_best:

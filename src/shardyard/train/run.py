@@ -18,7 +18,7 @@ from shardyard.train.training import Training
 # The end of a whole run generates a sample, and writes the last facts for the report.
 
 
-def finish(training: Training, *, is_target_met: bool) -> None:
+def finish(training: Training, *, is_target_met: bool, is_out_of_patience: bool) -> None:
     """Generate a sample if one was asked for, and report run_finished. All ranks call it."""
     started = time.monotonic()
     with training.evaluation_weights():
@@ -45,6 +45,7 @@ def finish(training: Training, *, is_target_met: bool) -> None:
         temperature=None if sample is None else task.temperature,
         top_k=None if sample is None else task.top_k,
         is_target_met=is_target_met,
+        is_out_of_patience=is_out_of_patience,
         peak_bytes_by_rank=peaks,
         reserved_bytes_by_rank=reserved,
         seconds=time.monotonic() - started,
@@ -69,7 +70,11 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
             began_t = loop.step_ended_at
             hooks.heartbeat.enter(WorkerPhase.FINISH)
             if outcome == FINISHED and is_last:
-                finish(training, is_target_met=loop.target_met)
+                finish(
+                    training,
+                    is_target_met=loop.target_met,
+                    is_out_of_patience=loop.is_out_of_patience,
+                )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

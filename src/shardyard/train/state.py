@@ -32,6 +32,8 @@ class Progress:
     best_score: float | None = None
     best_by: str = "loss"
     """The metric that ``best_score`` is of."""
+    evaluations_since_best: int = 0
+    """Evaluations of this phase after its best one."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Finite metrics of the evaluation after this step, by name; empty: there was none."""
 

@@ -417,7 +417,11 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
         "task.eval_every_steps": task.eval_every_steps,
         "task.eval_every_epochs": task.eval_every_epochs,
         "run.target": recipe.run.target,
+        "run.patience": recipe.run.patience,
     }
+    if recipe.run.patience is not None and not (task.eval_every_steps or task.eval_every_epochs):
+        text = f"={recipe.run.patience} counts validations, and there is one at the end only. Set "
+        yield Problem("run.patience", f"{text}task.eval_every_steps=100, for example.")
     wanting = [name for name, value in wants.items() if value is not None]
     if wanting and recipe.data.eval_fraction == 0:
         text = (

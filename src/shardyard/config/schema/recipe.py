@@ -68,6 +68,8 @@ class RunSettings(Section):
     target: Annotated[dict[str, PositiveNumber], Field(min_length=1)] | None = None
     """Stop early once validation reaches {metric: value}; several must all be reached. Metrics:
     docs/verbs/train.md."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """Stop early after this many validations in a row without a new best one."""
 
 
 class Lora(Section):
