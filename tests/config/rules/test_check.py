@@ -174,6 +174,10 @@ PROBLEMS = [
     (["task.eval_every_steps=1", "task.eval_every_epochs=1"], "say the same in two ways."),
     (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),
     (["run.target.loss=2", "data.eval_fraction=0"], "run.target needs an evaluation"),
+    (
+        ["run.patience=2"],
+        "run.patience=2 counts validations, and there is one at the end only. Set",
+    ),
     (["data.format=txt"], "data.format=txt: unknown format. Did you mean text?"),
     (
         ["data.loss_on=all"],
