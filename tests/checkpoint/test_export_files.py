@@ -180,6 +180,27 @@ def test_another_tokenizer_than_the_sources_brings_its_own_ends_and_no_foreign_t
         assert (content["eos_token_id"], content["bos_token_id"]) == (90, None), name
 
 
+@pytest.mark.parametrize(("end", "ends"), [("<end>", [3, 4]), ("<tool>", 96)])
+def test_a_tokenizer_with_added_tokens_keeps_the_ids_of_the_source(
+    source: Path, tmp_path: Path, end: str, ends: Any
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens(["<tool>"], special_tokens=True)
+    tokenizer.eos_token = end
+    tokenizer.save_pretrained(tmp_path / "data")
+    resolved = resolved_of(source, tmp_path / "data")
+    shape = replace(require_shape(resolved.shape), vocab_size=97)
+    out = tmp_path / "out"
+    exported(replace(resolved, shape=shape), out)
+    content = json.loads((out / "config.json").read_text())
+    assert content == {
+        **CONFIG, "torch_dtype": "float32", "vocab_size": 97, "eos_token_id": ends,
+    }  # fmt: skip
+    assert GenerationConfig.from_pretrained(out).eos_token_id == ends
+    assert AutoTokenizer.from_pretrained(out).convert_tokens_to_ids("<tool>") == 96
+    assert (out / "additional_chat_templates" / "tools.jinja").exists()
+
+
 def test_a_preset_gets_a_generation_config_with_its_end_token(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "data", {"<stop>": 90}, eos_token="<stop>")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 from shardyard.config.adapter_files import PREFIX, WEIGHTS, adapter_errors, adapter_shapes_of
 from shardyard.config.load import dump_recipe, load_recipe
@@ -20,6 +21,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from tests.distributed.runs import Corpus, make_run
+from tests.hub import saved_llama
 
 MODEL = {"preset": "llama-tiny"}
 
@@ -119,6 +121,24 @@ def test_an_adapter_of_the_hub_brings_its_base_and_settings(tmp_path: Path) -> N
     )  # fmt: skip
     wanted = Lora(rank=4, alpha=8.0, targets=("q_proj",), rslora=True, path=str(folder))
     assert recipe.model.lora == wanted
+
+
+def test_an_adapter_with_tokens_of_its_own_brings_its_tokenizer(tmp_path: Path) -> None:
+    base = saved_llama(tmp_path / "base")
+    saved = ["lm_head", "model.embed_tokens"]
+    folder = _adapter(
+        tmp_path / "adapter", base_model_name_or_path=str(base), modules_to_save=saved
+    )
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.save_pretrained(folder)
+    recipe: dict[str, Any] = {"model": {"path": str(folder)}}
+    own = load_recipe([recipe], start_overrides([recipe], []))
+    assert own.data.tokenizer == "auto" and list(own.model.lora.modules_to_save) == saved
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(folder)
+    assert f"data.tokenizer={folder}" in start_overrides([recipe], [])
+    named = {**recipe, "data": {"tokenizer": str(base)}}
+    assert not any("tokenizer" in each for each in start_overrides([named], []))
 
 
 @pytest.mark.parametrize(

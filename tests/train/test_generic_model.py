@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardyard.checkpoint.export import export
 from shardyard.config.rules.custom_module import MODULE
 from shardyard.config.schema.recipe import Model, Recipe
+from shardyard.data.tokenizer import train_bpe
 from shardyard.errors import RecipeError, RequestError
 from shardyard.models import folder_report
 from shardyard.rundir.attempt_files import read_resolved
@@ -122,6 +123,30 @@ def test_a_tokenizer_that_is_larger_than_its_table_is_refused(tmp_path: Path) ->
     recipe = Recipe(model=Model(path=str(tmp_path), weights="random"))
     with pytest.raises(RecipeError, match="has 513 tokens, the model's embedding has 512 rows"):
         open_causal_lm(recipe, saved("gpt_neo", tmp_path), vocab_size=513)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_added_tokens_get_the_mean_row(kind: str, tmp_path: Path) -> None:
+    folder = saved(kind, tmp_path)
+    files = train_bpe(iter(["to be or not to be"]), vocab_size=300)
+    added = [
+        {"id": number, "content": f"<{number}>", "single_word": False, "lstrip": False,
+         "rstrip": False, "normalized": False, "special": True}
+        for number in (512, 513)
+    ]  # fmt: skip
+    content = json.loads(files["tokenizer.json"])
+    content["added_tokens"] += added
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    recipe = Recipe(model=Model(path=str(folder), weights="load"))
+    plain = open_causal_lm(recipe, folder, vocab_size=512, tokenizer_dir=folder)
+    grown = open_causal_lm(recipe, folder, vocab_size=514, tokenizer_dir=folder)
+    for before, after in (
+        (plain.get_input_embeddings(), grown.get_input_embeddings()),
+        (plain.get_output_embeddings(), grown.get_output_embeddings()),
+    ):
+        assert torch.equal(after.weight[:512], before.weight)
+        mean = before.weight.mean(dim=0).expand(2, -1)
+        torch.testing.assert_close(after.weight[512:], mean, rtol=1e-5, atol=1e-6)
 
 
 def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:

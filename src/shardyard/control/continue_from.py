@@ -14,6 +14,7 @@ from typing import Any
 from shardyard.config.adapter_files import AdapterFolder, is_adapter_folder, read_adapter_folder
 from shardyard.config.load import Source, read_settings
 from shardyard.config.model.files import base_digest
+from shardyard.config.model.vocabulary import difference_of, vocabulary_in
 from shardyard.config.paths import unreadable_reason
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Lora, Model, Recipe
@@ -69,7 +70,7 @@ def start_overrides(sources: Sequence[Source], overrides: Sequence[str]) -> list
         folder = Path(str(model.path)).expanduser()
         checkpoint = _point_of_folder(folder)
         if checkpoint is None:
-            return _written(_of_adapter(folder, model)) if is_adapter_folder(folder) else []
+            return _written(_of_adapter(folder, recipe)) if is_adapter_folder(folder) else []
         point = checkpoint
         _check_other_weights(point, model.model_copy(update={"path": None}))
     settings, step = _settings_of(point, recipe)
@@ -208,7 +209,8 @@ def _settings_of(point: StartingPoint, recipe: Recipe) -> tuple[dict[str, Any], 
         return {**_model(recipe.model, path=folder), **gone}, step
     commit = point.resolved.model_commit
     base = _model(recipe.model, path=before.path, hub=before.hub, revision=commit)
-    return {**base, "model.lora.path": folder}, step
+    tokenizer = _tokenizer(Path(folder), before.path, recipe, before.lora)
+    return {**base, "model.lora.path": folder, **tokenizer}, step
 
 
 def _model(
@@ -257,9 +259,26 @@ def _continues_adapters(point: StartingPoint, lora: Lora) -> bool:
     return True
 
 
-def _of_adapter(folder: Path, model: Model) -> dict[str, Any]:
+def _tokenizer(adapter: Path, base: str | None, recipe: Recipe, lora: Lora) -> dict[str, str]:
+    """Return the setting of an adapter's own tokenizer, if tokens were added to the base's.
+
+    Args:
+        base: Folder of the base; None: it is on the hub, and its tokenizer is not looked at.
+        lora: The adapter's settings.
+    """
+    given = vocabulary_in(adapter)
+    if recipe.data.tokenizer != "auto" or given is None or not lora.modules_to_save:
+        return {}
+    if base is not None:
+        own = vocabulary_in(Path(base).expanduser())
+        if own is None or given.size <= own.size or difference_of(own, given):
+            return {}
+    return {"data.tokenizer": str(adapter)}
+
+
+def _of_adapter(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """Return the settings that continue the adapter of a folder in PEFT's format."""
-    adapter = read_adapter_folder(folder)
+    adapter, model = read_adapter_folder(folder), recipe.model
     settings: dict[str, Any] = {
         key: getattr(model.lora, key) for key in model.lora.model_fields_set
     }
@@ -285,7 +304,9 @@ def _of_adapter(folder: Path, model: Model) -> dict[str, Any]:
     lora: dict[str, Any] = {**adapter.lora.model_dump(mode="json", exclude_unset=True), **settings}
     info(f"model.path={folder} is an adapter of {adapter.base}, which is continued")
     of_adapter = {f"model.lora.{key}": value for key, value in lora.items()}
-    return {**_base_of(adapter, model), **of_adapter}
+    base = _base_of(adapter, model)
+    tokenizer = _tokenizer(folder, base.get("model.path"), recipe, adapter.lora)
+    return {**base, **of_adapter, **tokenizer}
 
 
 def _base_of(adapter: AdapterFolder, model: Model) -> dict[str, str | None]:
