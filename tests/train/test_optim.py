@@ -12,6 +12,7 @@ from transformers.optimization import Adafactor as TransformersAdafactor
 
 from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
 from shardyard.config.schema.recipe import Optim
+from shardyard.errors import RequestError
 from shardyard.parallel.gradients import ParamNorms
 from shardyard.train.optim import ShardOptimizer
 from tests.train.adafactor import Adafactor
@@ -260,6 +261,13 @@ def test_schedule_free_adamw_steps_and_averages_as_the_paper_says(decays_vectors
 PUBLISHED = ([0.6238389470615517, -1.4822686743835474], [0.6399163678107521, -1.5051712917801985])
 """What AdamWScheduleFree of schedulefree 1.4.1 trains and evaluates, in fp64, after five steps down
 w^2 with a warm-up of three and the settings of the test."""
+
+
+def test_schedule_free_adamw_is_rejected_with_running_statistics_of_other_weights() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    message = r"\(1\) are of the trained ones. Use optim.name=adamw with optim.ema_decay=0.9999"
+    with pytest.raises(RequestError, match=message):
+        ShardOptimizer(model, Optim(name="schedule_free_adamw", lr=0.1, weight_decay=0))
 
 
 def test_schedule_free_adamw_steps_as_its_authors_package_did() -> None:

@@ -125,7 +125,12 @@ def test_states_are_saved_by_name_and_declared_ones_are_compared() -> None:
         ("half", {}, "leaves 1 of 2 parameters out"),
         ("Hidden", {}, "keeps a state outside of optimizer.state"),
         ("Noisy", {}, "draws random numbers"),
-        ("Evaluates", {}, "has a method eval()"),
+        (
+            "Evaluates",
+            {},
+            "has a method eval(): it validates other weights than it trains, and "
+            "Shardyard validates the trained ones. Use optim.name=schedule_free_adamw instead",
+        ),
         ("lists", {}, "holds the state losses, "),
         ("torch.optim:Adafactor", {}, "holds the state row_var, float32 (8, 1)"),
         ("torch.optim:LBFGS", {}, "step() missing 1 required positional argument: 'closure'"),

@@ -22,6 +22,8 @@ from shardyard.config.optimizers import (
     states_of,
 )
 from shardyard.config.schema.recipe import Optim
+from shardyard.errors import RequestError
+from shardyard.models.batch_norm import batch_norms_in
 from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.gradients import ParamNorms, local_part, placed_like, square_sum
 from shardyard.parallel.low_precision import DTYPES, LowPrecisionCopies
@@ -73,6 +75,7 @@ class ShardOptimizer:
                 in what pieces the optimizer gets them; None: as they are.
             copies: What one rank computes with; None: it computes with its weights.
         """
+        _check_running_statistics(model, optim)
         self._tied_across_stages = frozenset(tied_across_stages)
         # Taken once: after a forward pass without a backward pass FSDP shows gathered parameters
         # under the same names.
@@ -229,6 +232,21 @@ class ShardOptimizer:
                 placed = placed_like(param, value, forms.get(key, "element"))
                 tensors[f"optim.{key}.{name}"] = placed
         return tensors
+
+
+def _check_running_statistics(model: nn.Module, optim: Optim) -> None:
+    """Reject batch normalisation if other weights are evaluated than its statistics are of.
+
+    Raises:
+        RequestError: There is some.
+    """
+    norms = batch_norms_in(model) if evaluation_share(optim) is not None else {}
+    if norms:
+        raise RequestError(
+            f"optim.name={optim.name} evaluates averaged weights, and running statistics of batch "
+            f"normalisation ({next(iter(norms))}) are of the trained ones. Use optim.name=adamw "
+            "with optim.ema_decay=0.9999."
+        )
 
 
 def _parts(shards: Mapping[str, Tensor], limit: float) -> Iterable[list[str]]:

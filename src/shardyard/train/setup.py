@@ -27,7 +27,6 @@ from shardyard.config.formulas import (
     steps_between_snapshots,
 )
 from shardyard.config.layout import Layout
-from shardyard.config.optimizers import evaluation_share
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.layout import resolve_layout
@@ -35,12 +34,11 @@ from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, require
 from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.config.tasks import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
-from shardyard.errors import CheckpointError, RequestError
+from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter, trained_modules
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.log import warn
-from shardyard.models.batch_norm import batch_norms_in
 from shardyard.models.build import (
     build_on_meta,
     fill_weights,
@@ -222,12 +220,6 @@ def _open_sinks(run_dir: RunDir, recipe: Recipe, progress: Progress) -> list[Sin
 def _open_stepper(
     recipe: Recipe, task: Task, mesh: Mesh, *, device: torch.device
 ) -> tuple[Stepper, WeightEma | None]:
-    if evaluation_share(recipe.optim) is not None and batch_norms_in(task.computation.model):
-        raise RequestError(
-            f"optim.name={recipe.optim.name} evaluates averaged weights, and running statistics of "
-            f"batch normalisation in {recipe.model.module} are of the trained ones. Use "
-            "optim.name=adamw with optim.ema_decay=0.9999."
-        )
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)  # gives storage
     averages = ema_of(recipe, task.computation)
     stepper = Stepper(

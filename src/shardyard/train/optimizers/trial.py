@@ -101,7 +101,8 @@ def _try_out(kind: OwnKind, device: torch.device) -> Traits:
     if callable(getattr(optimizer, "eval", None)):
         raise kind.problem(
             "has a method eval(): it validates other weights than it trains, and Shardyard "
-            "validates the trained ones. Use optim.ema_decay, or another optimizer."
+            "validates the trained ones. Use optim.name=schedule_free_adamw instead, or "
+            "optim.ema_decay."
         )
     before = [dict(group) for group in optimizer.param_groups]
     trial.take(optimizer, params, range(_STEPS - 1))
