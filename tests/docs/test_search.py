@@ -40,9 +40,10 @@ QUESTIONS = {
     "EKS cluster create": ("verbs/cluster", "tutorials/llama2-on-eks"),
     "exit code 143": ("verbs", "troubleshooting", "errors", "launch"),
     "hf token secret": ("secrets",),
+    "add special tokens": ("model-folders", "chat"),
 }
 """Question -> pages below docs/, any of which answers it."""
-FOUND_AT_LEAST = 18
+FOUND_AT_LEAST = 19
 BROWSER = (
     "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
