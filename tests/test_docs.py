@@ -22,8 +22,10 @@ from shardyard.config.rules.layout import _STRATEGIES as STRATEGIES
 from shardyard.config.schema.reference import settings
 from shardyard.config.versions import ENGINES, OPTIONAL, TORCH
 from shardyard.control.attempt import prepare_data
+from shardyard.control.launch_script import script_proposal
 from shardyard.control.request import Request
 from shardyard.hardware.machine import Machine, probe
+from shardyard.launchers.base import launcher_class
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "docs", ROOT / "internals", ROOT / "benchmarks")
@@ -138,6 +140,10 @@ def test_a_command_parses_and_its_recipe_is_good(
     if command.exit_code:
         return
     words = given.get("recipe") if verb in TAKES_A_RECIPE else given.get("overrides")
+    if "--" in rest:  # of a script, which reads no recipe
+        script = rest[rest.index("--") + 1 :]
+        script_proposal(words or (), script, launcher_class(given["on"])(), is_dry_run=True)
+        return
     named = [word for word in words or () if not is_override(word)]
     # what `cluster create` writes is in no clone: test_launch_pages.py has it
     files = [Path(word) for word in named if not word.startswith("clusters/")]

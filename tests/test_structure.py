@@ -48,7 +48,6 @@ SMALL = {
     "models/grad_scale.py": "models, parallel and tasks share it; train moves the factor",
     "models/submodules.py": "what builds, splits and runs a model finds its parts by it",
     "node/log_markers.py": "three programs of a node print by it",
-    "rundir/script.py": "scripts import it, and may not reach the resolved recipe next to it",
     "tasks/loss_computation.py": "protocol",
 }
 """Files with fewer lines of code, each with why it is a file of its own; none may join that is

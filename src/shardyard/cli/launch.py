@@ -9,16 +9,17 @@ import click
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.confirm import confirm, print_request
 from shardyard.cli.options import (
+    any_recipe_argument,
     as_override,
     json_option,
     launch_options,
     launchers_in,
-    recipe_argument,
 )
 from shardyard.cli.watch import watch
 from shardyard.config.secrets import shown_command
 from shardyard.control.job import LaunchedJob
 from shardyard.control.launch import proposal_of, reasons_against, rejection, submitted
+from shardyard.control.launch_script import script_proposal
 from shardyard.control.submission import (
     Proposal,
     describe,
@@ -40,8 +41,21 @@ class SubmitOptions:
     as_json: bool
 
 
-@click.command()
-@recipe_argument
+_SCRIPT = "shardyard.script"
+
+
+class _WithScript(click.Command):
+    """Keeps what follows ``--`` apart: a script with its arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_SCRIPT], args = tuple(args[place + 1 :]), args[:place]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_WithScript)
+@any_recipe_argument
 @click.option(
     "--on",
     metavar="LAUNCHER",
@@ -65,9 +79,14 @@ def command(
 ) -> int:
     """Submit RECIPE (files and section.key=value overrides) to a scheduler.
 
+    With -- python SCRIPT ARGUMENTS at the end, the nodes run that script in place of the recipe.
+
     Shows the plan, memory use and price first, and asks. It submits exactly what --dry-run prints.
     """
     asked = SubmitOptions(**terms)
+    script = context.meta.get(_SCRIPT)
+    if not recipe and script is None:
+        raise click.UsageError("Missing argument 'RECIPE...'.")
     if on is None:
         raise click.UsageError(
             f"--on is missing: where to run, one of {', '.join(LAUNCHERS)}. For example: "
@@ -75,6 +94,9 @@ def command(
         )
     launcher = launcher_named(on, launchers_in(context))
     words = (*recipe, *as_override(max_usd))
+    if script is not None:
+        proposal = script_proposal(words, script, launcher, is_dry_run=asked.dry_run)
+        return submit_proposal(proposal, asked)
     return submit_proposal(proposal_of(words, launcher, is_dry_run=asked.dry_run), asked)
 
 

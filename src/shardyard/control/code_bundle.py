@@ -119,17 +119,20 @@ def send_code(request: LaunchRequest, run_dir: RunDir) -> None:
     write_json(_note_file(run_dir), note)
 
 
-def take_code(recipe: Recipe, run_dir: RunDir, sent: Path | None = None) -> None:
+def take_code(recipe: Recipe, run_dir: RunDir, sent: Path | None = None) -> Path | None:
     """On a node: unpack what was sent, and let this node's processes import it.
 
     Args:
         sent: The archive, named by its digest, where it is not in the run's folder.
 
+    Returns:
+        The folder of the code; None: launch.code is not set.
+
     Raises:
         DataError: It was damaged on its way.
     """
     if not recipe.launch.code:
-        return
+        return None
     if sent is None:
         sent, digest = _sent(run_dir)
     else:
@@ -140,6 +143,7 @@ def take_code(recipe: Recipe, run_dir: RunDir, sent: Path | None = None) -> None
     _check_unchanged(sent, folder, digest)
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "code"), *([known] if known else [])])
+    return folder / "code"
 
 
 def _unpacked(run_dir: RunDir, digest: str) -> Path:

@@ -18,9 +18,16 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.io.files import MOST_JSON_BYTES, read_plain
+from shardyard.io.files import MOST_JSON_BYTES, parse_json, read_plain
 from shardyard.launchers.base import JobState, JobStatus, Launcher
-from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Ledger, LedgerEntry, Submission
+from shardyard.launchers.ledger import (
+    BENCH_DETAIL,
+    SCRIPT_DETAIL,
+    SIDE_DETAIL,
+    Ledger,
+    LedgerEntry,
+    Submission,
+)
 from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.launchers.log_markers import NONCE_DETAIL, rebuild
 from shardyard.log import info, warn
@@ -124,6 +131,28 @@ def is_trained_here(run_dir: RunDir) -> bool:
     """Whether `shardyard train` started a run, so that no scheduler knows it."""
     ledger = Ledger(run_dir.ledger)
     return not (ledger.jobs() or ledger.side_jobs() or ledger.live())
+
+
+def script_of(run_dir: RunDir) -> tuple[str, ...] | None:
+    """Return script and arguments that the newest job runs; None: it runs no script.
+
+    Raises:
+        StorageError: The ledger's line is damaged.
+    """
+    jobs = Ledger(run_dir.ledger).jobs()
+    text = jobs[-1].details.get(SCRIPT_DETAIL) if jobs else None
+    if text is None:
+        return None
+    try:
+        words = parse_json(text)
+        if not words or not all(isinstance(word, str) for word in words):
+            raise ValueError
+    except (ValueError, TypeError) as error:
+        raise StorageError(
+            f"{run_dir.ledger}: the last job has a script that cannot be read: {text[:100]!r}. "
+            "Launch the script again as a new run."
+        ) from error
+    return tuple(words)
 
 
 def starter_of(run_dir: RunDir) -> str:

@@ -4,6 +4,7 @@ To go back, newer checkpoints are renamed to ``step-N.replaced``, so that every 
 earlier one for the newest. They are removed once the run has a durable checkpoint as far on.
 """
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,8 @@ from shardyard.config.resolved import DatasetMetadata, Resolved, RollbackTarget
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.launch import Launch
 from shardyard.config.schema.recipe import Recipe
-from shardyard.control.job import job_of, latest_job_recipe
+from shardyard.control.job import job_of, latest_job_recipe, script_of
+from shardyard.control.launch_script import check_script_settings
 from shardyard.control.request import Request
 from shardyard.control.submission import Launchers, Proposal, launcher_named, propose
 from shardyard.errors import RequestError, StorageError
@@ -46,6 +48,15 @@ def propose_resume(
     Args:
         back_to: An earlier step; node 0 looks for its checkpoint where none can be seen here.
     """
+    script = script_of(run_dir)
+    if script is not None:
+        check_script_settings(overrides)
+        if back_to is not None:
+            raise RequestError(
+                f"--step {back_to.step}: run {run_dir.run_id} is a script, which continues from "
+                "its newest checkpoint. To go back, remove the later ones: rm -r "
+                f"{shlex.quote(str(run_dir.checkpoints))}/step-..."
+            )
     _, previous, asked = latest_attempt(run_dir)
     if back_to is not None and run_dir.checkpoints.is_dir():
         check_step_exists(run_dir, back_to)
@@ -71,11 +82,14 @@ def propose_resume(
         is_resume=True,
         is_dry_run=is_dry_run,
         back_to=back_to,
+        script=script,
     )
 
 
 def check_has_training(run_dir: RunDir) -> None:
-    """Raise if the folder is that of a script's loop, or of a side job."""
+    """Raise if the folder is that of a script's loop without a job, or of a side job."""
+    if script_of(run_dir) is not None:
+        return
     steps = run_dir.checkpoint_steps()
     where = f" from step {steps[-1]}" if steps else ""
     check_has_recipe(

@@ -4,9 +4,10 @@
 affair.
 """
 
+import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from shardyard.config.rules.custom_module import NO_SHAPE
 from shardyard.config.rules.tags import tag_words
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.secrets import shown_command
 from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
@@ -34,6 +36,7 @@ from shardyard.launchers.code_files import unsent_code
 from shardyard.launchers.ledger import (
     BENCH_DETAIL,
     OWNER_DETAIL,
+    SCRIPT_DETAIL,
     TAGS_DETAIL,
     Ledger,
     Submission,
@@ -49,6 +52,7 @@ from shardyard.planner.plan import Plan, planned_cluster
 from shardyard.plugins import plug_in_named
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.network import NetworkBench
+from shardyard.rundir.script import ScriptCommand
 from shardyard.units import format_seconds, format_usd
 
 Launchers = Mapping[str, Launcher]
@@ -75,7 +79,8 @@ class Proposal:
         rate = None if self.plan is None else self.plan.price.usd_per_hour
         if self.launcher.capabilities.is_this_machine and rate is None:
             return 0.0
-        if self.plan is None or self.plan.usd is not None:
+        is_script = self.request.script is not None  # whose length no plan knows
+        if self.plan is None or (self.plan.usd is not None and not is_script):
             return None if self.plan is None else self.plan.usd
         limit_s = self.request.time_limit_s
         if limit_s is None or rate is None:
@@ -113,6 +118,7 @@ def propose(
     is_dry_run: bool = False,
     bench: Callable[[Recipe, int], NetworkBench] | None = None,
     back_to: RollbackTarget | None = None,
+    script: Sequence[str] | None = None,
 ) -> Proposal:
     """Check a recipe against a launcher, plan it and render it, without creating anything.
 
@@ -121,6 +127,7 @@ def propose(
         bench: What the nodes measure in place of a training, by the recipe that they read and the
             processes of each.
         back_to: Step of an earlier checkpoint from which node 0 continues.
+        script: Script and its arguments that the nodes run in place of a training.
 
     Raises:
         RequestError: It cannot be launched there as it is.
@@ -159,6 +166,7 @@ def propose(
         else plug_in_named("launchers", launcher.name),
         bench=None if bench is None else bench(preview.recipe, devices),
         back_to=back_to,
+        script=None if script is None else ScriptCommand(words=tuple(script), processes=devices),
     )
     return Proposal(
         launcher=launcher,
@@ -224,7 +232,9 @@ def describe(proposal: Proposal, *, in_full: bool = False) -> list[str]:
     lines = [f"{verb}: run {request.run_id}{job} on {proposal.launcher.name}: {nodes}, {each}"]
     lines += [f"warning: {warning}" for warning in _warnings(proposal)]
     lines += describe_code(request.code, in_full=in_full)
-    if request.bench is not None:
+    if request.script is not None:
+        lines.append(f"script: {shown_command(request.script.words)}")
+    if request.bench is not None or request.script is not None:
         rate = None if plan is None else plan.price.usd_per_hour
         return lines if rate is None else [*lines, f"price: {format_usd(rate)} an hour"]
     lines += [proposal.data] if proposal.data else []
@@ -248,7 +258,7 @@ def _warnings(proposal: Proposal) -> list[str]:
     """The launcher's, and what holds for all of them."""
     cluster, device = proposal.request.cluster, proposal.request.recipe.cluster.device
     old = None if cluster is None or device == "cpu" else without_code(cluster.accelerator)
-    plan = proposal.plan
+    plan = None if proposal.request.script is not None else proposal.plan
     stuck = [] if plan is None or plan.advances else [plan.failures_reason]
     if plan is not None and plan.fits == "tight":
         stuck.append(
@@ -280,6 +290,8 @@ def submit(proposal: Proposal) -> Submission:
         job = proposal.launcher.submit(proposal.rendered, ledger)
         added = {NONCE_DETAIL: proposal.request.nonce, **proposal.request.side_details}
         added |= {} if proposal.request.bench is None else {BENCH_DETAIL: "network"}
+        if proposal.request.script is not None:
+            added[SCRIPT_DETAIL] = json.dumps(proposal.request.script.words)
         added |= _accounting(proposal.request.recipe)
         job = replace(job, details={**job.details, **added})
         ledger.record(job)

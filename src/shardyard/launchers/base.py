@@ -30,6 +30,7 @@ from shardyard.launchers.node_rank import NodeAssignment, Variables
 from shardyard.launchers.registry import load_launcher
 from shardyard.plugins import PlugIn, installed, load_object
 from shardyard.rundir.network import BENCH_VARIABLE, NetworkBench
+from shardyard.rundir.script import SCRIPT_VARIABLE, ScriptCommand
 from shardyard.units import parse_seconds
 
 NODE_ASSIGNMENT_READERS: dict[str, str] = {
@@ -157,6 +158,8 @@ class LaunchRequest:
     """Network benchmark that its nodes run in place of a training."""
     back_to: RollbackTarget | None = None
     """Earlier step that node 0 goes back to before it trains."""
+    script: ScriptCommand | None = None
+    """Script that its nodes run in place of a training."""
 
     @property
     def time_limit_s(self) -> float | None:
@@ -195,6 +198,8 @@ class LaunchRequest:
             ours[_LAUNCHER_VARIABLE] = json.dumps(self.launched_by.to_json())
         if self.bench is not None:
             ours[BENCH_VARIABLE] = self.bench.to_text()
+        if self.script is not None:
+            ours[SCRIPT_VARIABLE] = self.script.to_text()
         if self.back_to is not None:
             # Node 0 goes back once per submission: a requeued job must not undo its progress again.
             asked = {"step": self.back_to.step, "skip_steps": self.back_to.skip_steps}

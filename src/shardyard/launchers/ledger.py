@@ -63,6 +63,8 @@ SIDE_DETAIL = "side"
 """Detail of a side job's lines: its label (``SideJob``). A training's have none."""
 BENCH_DETAIL = "bench"
 """Detail of a benchmark job's line: its measurement. A training's has none."""
+SCRIPT_DETAIL = "script"
+"""Detail of a script job's line: script and arguments, as JSON. A training's has none."""
 TAGS_DETAIL, OWNER_DETAIL = "tags", "owner"
 """Details of a job's line: ``run.tags`` as ``team=nlp,project=x``, and the user who submitted."""
 SIDE_LABEL = re.compile(r"[a-z]{1,20}-[0-9a-f]{12}", re.ASCII)

@@ -265,7 +265,7 @@ class Supervisor:
                     stdout=log,
                     stderr=log,
                     env=env,
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=end_with_parent,
                 )
 
     def _ask_to_stop(self) -> None:
@@ -321,7 +321,7 @@ def _is_lost(code: int | None) -> bool:
     return code is not None and (code < 0 or (code > 128 and code not in _DRAINED))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the kernel drain this node should the supervisor be killed (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h

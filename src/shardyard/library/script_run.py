@@ -42,7 +42,7 @@ from shardyard.rundir.jsonl import METRIC_KEYS
 from shardyard.rundir.layout import RUNS_DIR, RunDir, is_run, new_run_id
 from shardyard.rundir.lease import Lease, is_locked
 from shardyard.rundir.manifest import write_manifest
-from shardyard.rundir.script import ScriptRequest, latest_script, write_script
+from shardyard.rundir.script import RUN_DIR_VARIABLE, ScriptRequest, latest_script, write_script
 from shardyard.rundir.state import read_state_in_list
 
 _MEASURED = frozenset(
@@ -145,7 +145,7 @@ def run(
 
     All ranks enter it, with a process group if there are several. A script that is started again
     with the same name and config continues its newest run, by another attempt, unless that
-    finished or is being trained.
+    finished or is being trained. Started by ``shardyard launch``, the run is that of the job.
 
     Args:
         name: First part of the id of a new run.
@@ -162,7 +162,11 @@ def run(
         StorageError: The run folder cannot be written.
     """
     script, recipe = _checked(name, config or {}, id, tags or {}, observe or {})
-    begun = _begin(script, recipe, id=id, parent=Path(dir).expanduser().resolve())
+    launched = os.environ.pop(RUN_DIR_VARIABLE, None)  # of the first run of a process only
+    if launched is not None:
+        id, dir = Path(launched).name, Path(launched).parent
+    parent = Path(dir).expanduser().resolve()
+    begun = _begin(script, recipe, id=id, parent=parent, is_launched=launched is not None)
     recorder = begun.recorder
     activate(recorder)
 
@@ -255,7 +259,9 @@ class _Begun:
             self.lease.close()
 
 
-def _begin(script: ScriptRequest, recipe: Recipe, *, id: str | None, parent: Path) -> _Begun:
+def _begin(
+    script: ScriptRequest, recipe: Recipe, *, id: str | None, parent: Path, is_launched: bool
+) -> _Begun:
     """Choose the run on rank 0, and begin its attempt on all ranks."""
     inside = active_recorder()
     if inside is not None:
@@ -269,7 +275,7 @@ def _begin(script: ScriptRequest, recipe: Recipe, *, id: str | None, parent: Pat
         try:
             if services_of(recipe):
                 check_packages(tuple(EXPORTERS[each] for each in services_of(recipe)))
-            run_dir, lease, attempt = _choose(script, id=id, parent=parent)
+            run_dir, lease, attempt = _choose(script, id=id, parent=parent, is_launched=is_launched)
             write_manifest(run_dir, attempt, command=[sys.executable, *sys.argv], machine=None)
             write_script(run_dir, attempt, script)
             chosen = run_dir.run_id, attempt
@@ -299,15 +305,20 @@ def _begin(script: ScriptRequest, recipe: Recipe, *, id: str | None, parent: Pat
     return _Begun(recorder=recorder, lease=lease, tracker=tracker, owner=os.getpid())
 
 
-def _choose(script: ScriptRequest, *, id: str | None, parent: Path) -> tuple[RunDir, Lease, int]:
+def _choose(
+    script: ScriptRequest, *, id: str | None, parent: Path, is_launched: bool
+) -> tuple[RunDir, Lease, int]:
     """Return the run, its lease and the number of the attempt to begin.
+
+    Args:
+        is_launched: Whether the command line made the folder for this script.
 
     Raises:
         RequestError: A recipe's run has the id, or another process trains it.
     """
     if id is not None:
         run_dir = RunDir(parent / id)
-        if is_run(run_dir.path) and latest_script(run_dir) is None:
+        if not is_launched and is_run(run_dir.path) and latest_script(run_dir) is None:
             raise RequestError(
                 f"shardyard.run(id={id!r}): a recipe made that run. Continue it with `shardyard "
                 f"resume {run_dir.handle}`, or give another id."

@@ -61,12 +61,14 @@ from shardyard.node.handshake import Session, SessionEnd
 from shardyard.node.log_markers import marked_on_stdout, take_nonce
 from shardyard.node.network_check import network_checked
 from shardyard.node.preflight import Readiness, prepare_node, serve_digests, wait_for_nodes
+from shardyard.node.script import script_node
 from shardyard.plugins import PlugIn
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import EventWriter, read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.network import take_bench
+from shardyard.rundir.script import take_script
 from shardyard.trackers.supervisor import exporting
 
 
@@ -133,6 +135,7 @@ def command(
     began_s = time.monotonic()
     nonce, launched_by = take_nonce(os.environ), pop_launched_by(os.environ)
     bench, back_to = take_bench(os.environ), pop_back_to(os.environ)
+    script = take_script(os.environ)
     _listen()
     if word == EXPLICIT:
         place = _from_options(node_rank, nodes, rendezvous, session)
@@ -151,7 +154,9 @@ def command(
     if bench is not None:
         return bench_node(bench, asked, run, place, nonce)
     validate_addresses(asked.observe.alerts, os.environ)
-    take_code(asked, run, code)
+    folder = take_code(asked, run, code)
+    if script is not None:
+        return script_node(script, asked, run, place, nonce=nonce, folder=folder)
     if place.node_rank > 0:
         return _join(run, place, talk)
     with marked_on_stdout(run, nonce=nonce):

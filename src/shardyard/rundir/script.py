@@ -1,12 +1,18 @@
-"""attempts/<n>/script.json: what a training script of the user's own gave to ``shardyard.run``."""
+"""Training scripts of the user's own, as both halves know them.
 
+attempts/<n>/script.json is what a script gave to ``shardyard.run``. ``launch -- SCRIPT`` gives the
+nodes of a job a command in a variable, and the script its run's folder in another.
+"""
+
+import json
+from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.validate import recipe_of
 from shardyard.errors import RequestError
-from shardyard.io.files import read_json_object, write_json
+from shardyard.io.files import parse_json, read_json_object, write_json
 from shardyard.rundir.layout import RunDir
 
 
@@ -28,6 +34,53 @@ class ScriptRequest:
             RecipeError: Values out of bounds; all of them.
         """
         return recipe_of({"run": {"name": self.name, "tags": self.tags}, "observe": self.observe})
+
+
+SCRIPT_VARIABLE = "SHARDYARD_SCRIPT"
+"""Variable that makes a job's nodes run a script; they then train no recipe."""
+RUN_DIR_VARIABLE = "SHARDYARD_RUN_DIR"
+"""Variable that gives a launched script the folder of its run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCommand:
+    """Script that the nodes of a job run."""
+
+    words: tuple[str, ...]
+    """Script and arguments, or ``-m``, module and arguments, as torchrun takes them."""
+    processes: int
+    """Number of processes on each node."""
+
+    def to_text(self) -> str:
+        """Return the text that its nodes are given."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_text(text: str) -> "ScriptCommand":
+        """Read ``to_text``.
+
+        Raises:
+            RequestError: Another version wrote it.
+        """
+        try:
+            content = parse_json(text)
+            words, processes = content["words"], content["processes"]
+        except (ValueError, KeyError, TypeError):
+            words, processes = (), 0
+        is_whole = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        if not is_whole or not words or type(processes) is not int or processes < 1:
+            raise RequestError(
+                f"{SCRIPT_VARIABLE}={text[:100]!r} is not a script of this version of Shardyard. "
+                "The command line writes it; if both are not of one version, let the nodes' image "
+                "or Python have that of the command line."
+            )
+        return ScriptCommand(words=tuple(words), processes=processes)
+
+
+def take_script(environ: MutableMapping[str, str]) -> ScriptCommand | None:
+    """Take this node's script out of `environ`; None: it trains a recipe, or measures."""
+    text = environ.pop(SCRIPT_VARIABLE, "")
+    return ScriptCommand.from_text(text) if text else None
 
 
 def write_script(run: RunDir, attempt: int, script: ScriptRequest) -> None:
