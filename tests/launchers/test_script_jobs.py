@@ -91,7 +91,7 @@ def shardyard(captured: Captured, *words: str) -> tuple[int, str]:
     return code, found.out + found.err
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_a_local_job_is_cancelled_and_resumed(folder: Path, capsys: Captured) -> None:
     run = RunDir(folder / "runs" / "job")
     where = ("cluster.device=cpu", "cluster.devices=1", "cluster.nodes=2", "run.id=job")
