@@ -140,7 +140,7 @@ def test_a_command_parses_and_its_recipe_is_good(
     if command.exit_code:
         return
     words = given.get("recipe") if verb in TAKES_A_RECIPE else given.get("overrides")
-    if "--" in rest:  # of a script, which reads no recipe
+    if verb == "launch" and "--" in rest:  # of a script, which reads no recipe
         script = rest[rest.index("--") + 1 :]
         script_proposal(words or (), script, launcher_class(given["on"])(), is_dry_run=True)
         return
