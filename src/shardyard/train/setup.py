@@ -626,6 +626,7 @@ def _fixed_reason(changed: str, fixed_settings: Mapping[str, str]) -> str:
 def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: Mesh) -> Loader:
     optim = resolved.recipe.optim
     assert isinstance(optim.micro_batch, int)
+    has_readers = resolved.network is not None or resolved.data.item_kind is not None
     return Loader(
         source,
         # Both ends move: the run still reads as many samples as it was planned with.
@@ -636,5 +637,5 @@ def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: 
         rank=mesh.data_rank,
         world_size=mesh.layout.data_ranks,
         prefetch_steps=resolved.recipe.data.prefetch_steps,
-        steps_at_once=1 if resolved.network is None else resolved.recipe.data.prefetch_steps,
+        steps_at_once=resolved.recipe.data.prefetch_steps if has_readers else 1,
     )

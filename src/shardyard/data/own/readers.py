@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardyard.data.order import permute
 from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
@@ -101,7 +104,8 @@ class Readers:
 
     def __init__(self, source: SplitReader, processes: int) -> None:
         self._source = source
-        self._lock = threading.Lock()
+        self._requests, self._turns = threading.Lock(), count()
+        self._answers, self._turn = threading.Condition(), 0
         # At once: imports of the user's code take as long as the model takes to be built.
         self._processes = _started(source, processes)
         # A run of several phases, or one whose ranks change, opens its data again and again.
@@ -113,18 +117,26 @@ class Readers:
         Raises:
             ShardyardError: As ``SplitReader.read``, or a reader was killed.
         """
-        with self._lock:
-            pipes = list(self._processes)
-            parts = [keys[place :: len(pipes)] for place in range(len(pipes))]
-            for pipe, part in zip(pipes, parts, strict=True):
-                self._send(pipe, (split, part))
-            found: list[Fields] = [{}] * len(keys)
-            # All answers are taken before an error is raised: pipes stay in step.
-            answers = [self._receive(pipe) for pipe in pipes]
-        for place, answer in enumerate(answers):
+        pipes = list(self._processes)
+        size = -(-len(keys) // len(pipes))
+        with self._requests:
+            turn = next(self._turns)
+            for place, pipe in enumerate(pipes):
+                self._send(pipe, (split, keys[place * size : (place + 1) * size]))
+        # The next request is with the readers already while the answers to this one are taken.
+        with self._answers:
+            self._answers.wait_for(lambda: self._turn == turn)
+            try:
+                # All answers are taken before an error is raised: pipes stay in step.
+                answers = [self._receive(pipe) for pipe in pipes]
+            finally:
+                self._turn += 1
+                self._answers.notify_all()
+        found: list[Fields] = []
+        for answer in answers:
             if isinstance(answer, ShardyardError):
                 raise answer
-            found[place :: len(pipes)] = answer
+            found += answer
         return found
 
     def _send(self, pipe: Connection, request: tuple[str, Sequence[Key]]) -> None:
@@ -133,9 +145,17 @@ class Readers:
         except ConnectionError:
             raise self._death(pipe) from None
 
-    def _receive(self, pipe: Connection) -> Any:
+    def _receive(self, pipe: Connection) -> list[Fields] | ShardyardError:
         try:
-            return pipe.recv()
+            answer: list[Fields] | _Stacked | ShardyardError = pipe.recv()
+            if not isinstance(answer, _Stacked):
+                return answer
+            arrays = {name: np.empty(shape, dtype) for name, dtype, shape in answer.arrays}
+            for array in arrays.values():
+                pipe.recv_bytes_into(array.data.cast("B"))
+            return [
+                {name: array[row] for name, array in arrays.items()} for row in range(answer.rows)
+            ]
         except (EOFError, ConnectionError):
             raise self._death(pipe) from None
 
@@ -170,6 +190,24 @@ def _started(source: SplitReader, number: int) -> dict[Connection, SpawnProcess]
     return processes
 
 
+@dataclass(frozen=True)
+class _Stacked:
+    """What a reader sends before arrays of one shape: they follow as bytes, without a pickle."""
+
+    rows: int
+    arrays: list[tuple[str, str, tuple[int, ...]]]
+    """Name, type and shape (rows, ...) of each."""
+
+
+def _send_fields(pipe: Connection, items: list[Fields]) -> None:
+    """Send arrays of one shape side by side; they are the pixels of a batch, and many."""
+    arrays = {name: np.stack([item[name] for item in items]) for name in items[0]}
+    about = [(name, each.dtype.str, each.shape) for name, each in arrays.items()]
+    pipe.send(_Stacked(len(items), about))
+    for array in arrays.values():
+        pipe.send_bytes(array.data.cast("B"))
+
+
 def _end(pipes: Sequence[Connection]) -> None:
     """Let readers end: each returns when its pipe closes."""
     for pipe in pipes:
@@ -196,7 +234,10 @@ def _answer(pipe: Connection, source: SplitReader) -> None:
         except Exception as error:  # noqa: BLE001 - a process boundary
             answer = DataError(f"{SETTING}={source.code.import_path}: {error!r}")
         try:
-            pipe.send(answer)
+            if isinstance(answer, list) and answer and source.form.shapes is not None:
+                _send_fields(pipe, answer)
+            else:
+                pipe.send(answer)
         except ConnectionError:
             return  # the rank is gone
 
