@@ -85,8 +85,8 @@ def test_values_are_offered_where_their_list_ends(tab: Tab, word: str, offered: 
 
 
 def test_a_quoted_word_is_replaced_whole(tab: Tab) -> None:
-    line = 'shardyard plan "optim.name=ad'
-    assert tab(line, word="optim.name=ad") == ["plain,optim.name=adamw"]
+    line = 'shardyard plan "optim.name=adam'
+    assert tab(line, word="optim.name=adam") == ["plain,optim.name=adamw"]
 
 
 def test_recipe_files_and_folders_are_offered_before_settings(tab: Tab, tmp_path: Path) -> None:

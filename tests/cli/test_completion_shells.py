@@ -26,7 +26,7 @@ FOLDER = ("runs/alpha/recipe.yaml", "my-recipe.yaml", "my-text.jsonl")
 COMPLETED = [
     ("shardyard pl\t", "shardyard plan"),
     ("shardyard plan my-r\t", "shardyard plan my-recipe.yaml"),
-    ("shardyard plan optim.na\tad\trun.steps=3", "shardyard plan optim.name=adamw run.steps=3"),
+    ("shardyard plan optim.na\tadam\trun.steps=3", "shardyard plan optim.name=adamw run.steps=3"),
     ("shardyard plan run.target.lo\t2.5", "shardyard plan run.target.loss=2.5"),
     ("shardyard train data.source=my-t\t", "shardyard train data.source=my-text.jsonl"),
     ("shardyard status a\t", "shardyard status alpha"),

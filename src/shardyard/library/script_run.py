@@ -34,6 +34,7 @@ from shardyard.errors import (
     RequestError,
     ShardyardError,
 )
+from shardyard.io.files import parse_json
 from shardyard.library.run_recorder import RunRecorder, activate, active_recorder
 from shardyard.library.termination import BeforeTermination
 from shardyard.log import info, warn
@@ -409,7 +410,7 @@ def _checked(
     if problems:
         raise RecipeError(problems, "shardyard.run()")
     try:
-        content: dict[str, Any] = json.loads(json.dumps(dict(config), allow_nan=False))
+        content: dict[str, Any] = parse_json(json.dumps(dict(config), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise RequestError(
             f"shardyard.run(config=...) cannot be written as JSON: {error}. Give numbers, texts, "
