@@ -1,5 +1,9 @@
 """Functions of the user's own that tests name in recipes, and the same as a plain loop has them."""
 
+import json
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,3 +66,26 @@ def detached(outputs: Tensor, batch: dict[str, Tensor]) -> Any:
 def of_batch(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:  # noqa: ARG001
     """A mistake: a mean over the batch, not a value a sample."""
     return torch.zeros(())
+
+
+# Callbacks ----------------------------------------------------------------------------------------
+
+
+def recorded(kind: str, values: dict[str, Any]) -> None:
+    """Write each call into a file; spoil what it got."""
+    with Path(os.environ["CALLS"]).open("a") as file:
+        file.write(json.dumps([kind, values]) + "\n")
+    values.clear()
+
+
+def fails_at_steps(kind: str, values: dict[str, Any]) -> None:
+    if kind == "step":
+        raise ValueError(f"no step {values['step']}, please")
+
+
+def slow(kind: str, values: dict[str, Any]) -> None:  # noqa: ARG001
+    time.sleep(0.3)
+
+
+def one_argument(kind: str) -> None:
+    raise AssertionError(kind)

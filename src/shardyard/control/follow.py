@@ -261,7 +261,9 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return describe_straggler(event)
         case "slow_link":
             return describe_slow_link(event)
-        case "device_problem" | "device_well" | "program_error" | "router_collapsed":
+        case "router_collapsed" | "callback_failed" | "not_sent":
+            return _describe_warning(event)
+        case "device_problem" | "device_well" | "program_error":
             return _describe_device(event)
         case "rendezvous" if event["generation"] > 0:
             return f"restarted with {event['world_size']} processes"
@@ -269,8 +271,6 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"resized from {event['world_size_before']} to {event['world_size']} processes"
         case "paused" | "stalled" | "stopping" | "draining":
             return _describe_pause(event)
-        case "not_sent":
-            return _describe_unsent(event)
         case "checkpoint_loaded" | "snapshot_restored":
             return _describe_begin(event)
         case "phase_started" | "first_step" | "run_finished":
@@ -320,8 +320,10 @@ def _describe_profile(event: dict[str, Any]) -> str:
     return f"no profile was taken: {event['reason']}"
 
 
-def _describe_unsent(event: dict[str, Any]) -> str:
-    """Describe what W&B or MLflow rejects, reported by the process that sends to it."""
+def _describe_warning(event: dict[str, Any]) -> str:
+    """Describe what a run reports about itself, or what W&B or MLflow rejects."""
+    if event["kind"] != "not_sent":
+        return f"warning: {event['reason']}"
     service = WORDS.get(event["service"], event["service"])
     if not event.get("is_end"):
         return f"{service} accepts no data now: {event['reason']}"
@@ -372,10 +374,7 @@ def _rejected_snapshots(event: dict[str, Any]) -> str:
 
 
 def _describe_device(event: dict[str, Any]) -> str:
-    """A rank whose numbers are wrong, or what a node's telemetry says of one of its devices; or a
-    router that has collapsed."""
-    if event["kind"] == "router_collapsed":
-        return f"warning: {event['reason']}"
+    """A rank whose numbers are wrong, or what a node's telemetry says of one of its devices."""
     if event.get("rank") is not None:
         return f"rank {event['rank']} on {event['node']} is odd: {event['cause']}"
     device = event.get("device")

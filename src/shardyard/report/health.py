@@ -54,7 +54,7 @@ def health_of(record: RunRecord) -> Health:
     ]
     limits = [
         str(event["reason"])
-        for kind in ("router_collapsed", "data_limit")
+        for kind in ("router_collapsed", "data_limit", "callback_failed")
         for event in record.all(kind)[-1:]
         if "reason" in event
     ]

@@ -120,7 +120,7 @@ def _describe_workers(fields: Line) -> str:
 
 
 def _describe_rest(fields: Line) -> str:
-    if fields["kind"] == "router_collapsed":
+    if fields["kind"] in ("router_collapsed", "callback_failed"):
         return str(fields.get("reason", "reason not known"))
     if fields["kind"] == "not_sent":
         return f"{fields.get('service', '?')}: {fields.get('reason', 'reason not known')}"

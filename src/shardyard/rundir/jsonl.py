@@ -83,6 +83,7 @@ EVENT_KINDS = (
     "slow_link",
     "paused",
     "data_limit",
+    "callback_failed",
     "router_collapsed",
     "profiled",
     "profile_abandoned",

@@ -270,8 +270,7 @@ class Loop:
             counted=result.counted,
         )
         self.blocked_s = 0.0
-        for sink in self.training.sinks:
-            sink.write(line)
+        self.training.write_line(line)
         load = result.counted.get(EXPERT_LOAD)
         reason = self.router_watch.after_step(launched.step, load)
         if reason is not None:
@@ -316,9 +315,8 @@ class Loop:
         told = {"step": progress.step, "seconds": seconds, "targets": result.targets}
         by_source = {"sources": result.parts} if result.parts else {}
         training.report("evaluated", **told, **scores, **by_source)
-        for sink in training.sinks:
-            line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
-            sink.write({**line, **({"eval_sources": result.parts} if result.parts else {})})
+        line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
+        training.write_line({**line, **({"eval_sources": result.parts} if result.parts else {})})
         # a best step is one that can be saved: finite, and not skipped
         by, metrics = target_metric(self.recipe.run.target), metrics_of(self.recipe.task)
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
@@ -440,6 +438,9 @@ class Loop:
                 self.durable_step = save.step
                 told = {name: value for name, value in asdict(save).items() if value is not None}
                 self.training.report("checkpoint_durable", **told)
+                if self.training.callbacks is not None:
+                    folder = self.training.run_dir.checkpoint(save.step)
+                    self.training.callbacks.saved(save.step, folder)
                 self.training.save_interval.counts_s.append(save.seconds)
                 self.training.save_interval.learn(self.progress.step)
             else:

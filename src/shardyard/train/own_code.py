@@ -47,9 +47,9 @@ def with_own_code(
 
 
 def load_all(recipe: Recipe) -> dict[str, OwnFunction]:
-    """Import every function that a recipe names, by its setting, but for ``data.module``.
+    """Import every function that a recipe names and a step calls, by its setting.
 
-    Readers call that one (``data/own/readers.py``), in processes of their own.
+    Not ``data.module``, which readers call (``data/own/readers.py``), nor callbacks of rank 0.
 
     Raises:
         RequestError: One cannot be imported.
@@ -57,7 +57,7 @@ def load_all(recipe: Recipe) -> dict[str, OwnFunction]:
     return {
         setting: load_own(setting, path, contract)
         for setting, (path, contract) in own_functions(recipe).items()
-        if setting != "data.module"
+        if setting != "data.module" and not setting.startswith("observe.callbacks.")
     }
 
 

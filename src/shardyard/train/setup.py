@@ -47,6 +47,7 @@ from shardyard.models.build import (
     materialize,
 )
 from shardyard.models.lora import adapter_parameters, add_adapters
+from shardyard.observe.callbacks import Callbacks
 from shardyard.observe.metrics import MetricLines, Sink, open_sinks, read_flop_budget
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
@@ -203,6 +204,7 @@ def set_up_phase(
         durable_step=0 if saved is None else saved.durable_step,
         metric_lines=_metric_lines(run_dir, attempt, hooks, context.resolved, phase),
         sinks=_open_sinks(run_dir, recipe, begin.progress) if rank == 0 else [],
+        callbacks=Callbacks.load(recipe.observe.callbacks, hooks.events) if rank == 0 else None,
     )
     if context.resolved.phases:
         _report_phase(training, phase, of=len(context.resolved.phases), since_t=since_t)

@@ -15,6 +15,7 @@ from shardyard.checkpoint.staging_protocol import PersistentStaging
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
+from shardyard.observe.callbacks import Callbacks
 from shardyard.observe.metrics import MetricLines, Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
@@ -63,6 +64,8 @@ class Training:
     metric_lines: MetricLines
     sinks: list[Sink]
     """Empty except on rank 0."""
+    callbacks: Callbacks | None
+    """Functions of the user's own; None: none, or another rank."""
     check_bits: "Callable[[Training, int], None]"
     """Asks, after a step, whether all ranks compute the same bits."""
 
@@ -92,3 +95,12 @@ class Training:
             self.snapshots.close()
         for sink in self.sinks:
             sink.close()
+        if self.callbacks is not None:
+            self.callbacks.close()
+
+    def write_line(self, line: dict[str, Any]) -> None:
+        """Give a line of metrics to the sinks and callbacks of this rank."""
+        for sink in self.sinks:
+            sink.write(line)
+        if self.callbacks is not None:
+            self.callbacks.write(line)

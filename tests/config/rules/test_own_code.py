@@ -105,6 +105,7 @@ PROBLEMS = [
         "data.images.flip=0.25 is for image files, and data.module=own:one makes its images.",
     ),
     (["data.module_settings={a: 1}"], "data.module_settings: is for data.module, and the recipe"),
+    (["observe.callbacks=[own:one]"], "observe.callbacks=own:one: "),
     (["data.module_workers=2"], "data.module_workers: is for data.module, and the recipe has"),
     (["optim.module=own:one", "precision.reduce=exact"], "=exact cuts shards into pieces"),
     (["optim.module=own:one", "memory.offload=optimizer"], "=optimizer moves states, and those"),

@@ -30,6 +30,11 @@ DATASET = Contract(
     returns="the dataset of split 'train' or 'eval', with items by number (__getitem__ and "
     "__len__) or to iterate over; for 'eval' also None: then data.eval_fraction is held out",
 )
+CALLBACK = Contract(
+    call="callback(kind, values)",
+    arguments=2,
+    returns="nothing: kind is step, evaluation or checkpoint, and values a dict",
+)
 OPTIMIZER = Contract(
     call="optimizer(params, lr=..., **optim.module_settings)",
     arguments=None,
@@ -50,6 +55,8 @@ def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
         named["task.loss"] = (recipe.task.loss, LOSS)
     for path in recipe.task.metrics:
         named[f"task.metrics.{own_metric_name(path)}"] = (path, METRIC)
+    for path in recipe.observe.callbacks:
+        named[f"observe.callbacks.{own_metric_name(path)}"] = (path, CALLBACK)
     if recipe.data.module is not None:
         named["data.module"] = (recipe.data.module, DATASET)
     if recipe.optim.module is not None:
@@ -65,8 +72,9 @@ def check_own_code(recipe: Recipe) -> Iterable[Problem]:
         found = find_source(path, contract)
         # A node unpacks launch.code after this check, and its workers import from there.
         if found.wrong and not (found.is_missing and recipe.launch.code):
-            is_metric = setting.startswith("task.metrics.")
-            yield Problem("task.metrics" if is_metric else setting, found.wrong)
+            lists = ("task.metrics", "observe.callbacks")
+            of_list = next((each for each in lists if setting.startswith(f"{each}.")), setting)
+            yield Problem(of_list, found.wrong)
     yield from _check_metric_names(recipe)
     if recipe.task.loss is not None or recipe.task.metrics:
         yield from _check_objective(recipe)

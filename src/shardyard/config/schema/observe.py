@@ -98,6 +98,9 @@ class Observe(Section):
     port. Needs shardyard[prometheus]."""
     alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
     """Webhooks: `[{when: [failed], webhook: NAME}]`, NAME in secrets (docs/monitoring.md)."""
+    callbacks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Your own functions of (kind, values), each package.module:function, called on rank 0 after
+    steps, validations and checkpoints (docs/tutorials/own-code.md)."""
     profile: Profile = Profile()
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, if the catalogue does not know the device."""
