@@ -1,5 +1,8 @@
 """A dataset of the user's own next to a plain loop over it, in each layout, and after a resume."""
 
+import base64
+import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForImageClassification, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    LlamaForCausalLM,
+)
 
+from shardyard.checkpoint.export import export
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.order import sample_indices
@@ -267,6 +277,34 @@ def test_pictures_are_trained_on_as_in_a_plain_loop(
         assert found == pytest.approx(losses, rel=1e-5), is_float
         judged = read_evaluations(run_dir.metrics)[-1]["eval"]
         assert {"loss", "top1"} <= judged.keys()
+
+
+def test_the_report_has_predicted_images_of_ones_own_dataset(tmp_path: Path) -> None:
+    network = write_network(tmp_path / "network", "vit")
+    for is_float in (False, True):
+        sections = _picture_sections(1, is_float)
+        run_dir = make_image_run(tmp_path / f"{is_float}", tmp_path / "x", network, sections)
+        run_on_ranks(train_here, 1, run_dir)
+        resolved, to = read_resolved(run_dir.resolved(0)), tmp_path / f"export-{is_float}"
+        plan = export(run_dir.checkpoint(PICTURE_STEPS), resolved, to)
+        assert any("your dataset" in each for each in plan.extra_files.warnings)
+        model = AutoModelForImageClassification.from_pretrained(to)
+        assert model.config.id2label == {0: "dark", 1: "light"}
+        if is_float:
+            assert not (to / "preprocessor_config.json").exists()
+            assert not run_dir.predictions.exists(), "colours of normalized floats are not known"
+            continue
+        shown = json.loads(run_dir.predictions.read_text())
+        labels = [own_datasets.pictures("eval")[index][1] for index in range(6)]
+        assert [each["label"] for each in shown] == [("dark", "light")[each] for each in labels]
+        first = Image.open(io.BytesIO(base64.b64decode(shown[0]["jpeg"])))
+        seed_generators(SEED, "data.module", "eval", 0, 0)
+        wanted = np.asarray(own_datasets.pictures("eval")[0][0], dtype=np.float32)
+        found = np.asarray(first, dtype=np.float32)
+        assert abs(found.mean() - wanted.mean()) < 8, (found.mean(), wanted.mean())
+        pixels = AutoImageProcessor.from_pretrained(to)(wanted.astype(np.uint8))["pixel_values"][0]
+        mean, std = (np.array(getattr(resolved.recipe.data.images, key)) for key in ("mean", "std"))
+        assert np.allclose(pixels, ((wanted / 255 - mean) / std).transpose(2, 0, 1), atol=1e-5)
 
 
 def test_images_of_another_size_than_the_networks_are_an_error(tmp_path: Path) -> None:

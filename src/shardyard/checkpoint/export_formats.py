@@ -35,6 +35,7 @@ from shardyard.families.lora import (
     trained_modules,
 )
 from shardyard.families.shape import ModelShape
+from shardyard.io.files import read_json_object
 from shardyard.models.build import build_on_meta, fill_weights
 from shardyard.models.images import build_network
 from shardyard.models.lora import add_adapters
@@ -329,11 +330,30 @@ _RESAMPLE = {"bilinear": 2, "bicubic": 3}
 """Numbers of Pillow's ``Image.Resampling``, which transformers writes."""
 
 
+def _own_image_type(resolved: Resolved) -> str | None:
+    """Return the type of the images of the user's own dataset; None: they were image files."""
+    if resolved.data.item_kind is None:
+        return None
+    try:
+        content = read_json_object(Path(resolved.data.dir) / "manifest.json")
+        return str(content["shapes"]["image"][0])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # gone
+
+
 def image_export_files(resolved: Resolved) -> ExportFiles:
     """Check, before an export is written, whether its classes have their names."""
     warnings: tuple[str, ...] = ()
+    own = _own_image_type(resolved)
+    if own is not None:
+        what = "resizes and crops" if own == "uint8" else "normalizes, resizes and crops"
+        warnings = (
+            f"your dataset {what} its images, which {PREPROCESSOR} cannot say: do the same before "
+            "you use the exported model.",
+        )
     if class_names(resolved) is None:
         warnings = (
+            *warnings,
             f"{resolved.data.dir} is gone, and with it the names of the classes: they are called "
             "LABEL_0 and so on. Bring it back and export again, or edit id2label in config.json.",
         )
@@ -365,7 +385,9 @@ def write_network(
     model.save_pretrained(folder, max_shard_size="1TB")
     content = _config(network, type(model).__name__, class_names(resolved), dtype)
     _write(folder / CONFIG, content)
-    _write(folder / PREPROCESSOR, _preprocessor(resolved))
+    preprocessor = _preprocessor(resolved)
+    if preprocessor is not None:
+        _write(folder / PREPROCESSOR, preprocessor)
 
 
 def _config(
@@ -381,18 +403,24 @@ def _config(
     }
 
 
-def _preprocessor(resolved: Resolved) -> dict[str, Any]:
-    """Return the config that reads an image as in validation: resized, then center-cropped."""
+def _preprocessor(resolved: Resolved) -> dict[str, Any] | None:
+    """Return the config that reads an image as in validation: resized, then center-cropped.
+
+    Of the user's own dataset only the normalization of bytes is known; None: not even that.
+    """
     images = resolved.recipe.data.images
     size = int(images.size)
+    own = _own_image_type(resolved)
+    if own is not None and own != "uint8":
+        return None
     return {
         "image_processor_type": "BitImageProcessor",
         "do_convert_rgb": True,
-        "do_resize": True,
+        "do_resize": own is None,
         # Validation crops this share of the shorter edge, so the edge is larger by its inverse.
         "size": {"shortest_edge": round(size / images.eval_crop)},
         "resample": _RESAMPLE[images.interpolation],
-        "do_center_crop": True,
+        "do_center_crop": own is None,
         "crop_size": {"height": size, "width": size},
         "do_rescale": True,
         "rescale_factor": 1 / 255,

@@ -8,17 +8,19 @@ Shape suffixes in this file:
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.rules.images import class_names
 from shardyard.config.schema.data import Images
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.images.decode import decode_threads, small_jpeg
@@ -98,23 +100,24 @@ class ImageClassification(Task):
     def predictions(self, resolved: Resolved) -> list[dict[str, Any]]:
         """Return validation images over the whole split, each as a small JPEG in base64."""
         total = resolved.data.eval_samples
-        is_prepared = resolved.data.item_kind is None
-        if not total or not is_prepared or not isinstance(self.computation, ImageComputation):
+        if not total or not isinstance(self.computation, ImageComputation):
             return []
-        images = _images(resolved, "eval", eval_view(resolved.recipe))
+        load, classes = _validation_images(resolved)
         shown = sorted({number * total // _SHOWN for number in range(_SHOWN)})
         # Every rank computes the same images, in micro-batches: a forward pass gathers weights.
         at_once, found = int(resolved.recipe.optim.micro_batch), []
         for start in range(0, len(shown), at_once):
-            loaded = [images.load_sample(sample, 0) for sample in shown[start : start + at_once]]
+            loaded = [load(sample) for sample in shown[start : start + at_once]]
+            if loaded[0][0].dtype != np.uint8:
+                return []  # normalized by the user's dataset: their colours are not known
             pixels_BHWC = torch.from_numpy(np.stack([pixels for pixels, _ in loaded]))
             shares_B, guesses_B = self.computation.guess(pixels_BHWC).max(dim=1)
             guesses = zip(loaded, guesses_B.tolist(), shares_B.tolist(), strict=True)
             found += [
                 {
                     "jpeg": base64.b64encode(small_jpeg(pixels, side=_THUMBNAIL)).decode(),
-                    "label": _class_name(images.index.classes, int(label)),
-                    "predicted": _class_name(images.index.classes, guess),
+                    "label": _class_name(classes, int(label)),
+                    "predicted": _class_name(classes, guess),
                     "probability": round(share, 4),
                 }
                 for (pixels, label), guess, share in guesses
@@ -132,6 +135,23 @@ _THUMBNAIL = 96
 
 def _class_name(classes: Sequence[str], label: int) -> str:
     return classes[label] if 0 <= label < len(classes) else str(label)
+
+
+def _validation_images(
+    resolved: Resolved,
+) -> tuple[Callable[[int], tuple[npt.NDArray[Any], int]], Sequence[str]]:
+    """What reads a validation image and its label by its number, and the names of the classes."""
+    if resolved.data.item_kind is None:
+        images = _images(resolved, "eval", eval_view(resolved.recipe))
+        return lambda index: images.load_sample(index, 0), images.index.classes
+    _, held_out = open_items(resolved, vocab_size=None, prepare=lambda _: identity_prepare)
+    assert held_out is not None  # it has samples
+
+    def load(index: int) -> tuple[npt.NDArray[Any], int]:
+        batch = held_out.micro_batch(range(index, index + 1), 1)
+        return batch["image"][0].numpy(), int(batch["label"][0])
+
+    return load, class_names(resolved) or []
 
 
 def _images(resolved: Resolved, split: str, view: "ImageTransform") -> ImageSet:
