@@ -152,7 +152,7 @@ class Readers:
                 return answer
             arrays = {name: np.empty(shape, dtype) for name, dtype, shape in answer.arrays}
             for array in arrays.values():
-                pipe.recv_bytes_into(array.data.cast("B"))
+                _read_into(pipe.fileno(), array.data.cast("B"))
             return [
                 {name: array[row] for name, array in arrays.items()} for row in range(answer.rows)
             ]
@@ -205,7 +205,21 @@ def _send_fields(pipe: Connection, items: list[Fields]) -> None:
     about = [(name, each.dtype.str, each.shape) for name, each in arrays.items()]
     pipe.send(_Stacked(len(items), about))
     for array in arrays.values():
-        pipe.send_bytes(array.data.cast("B"))
+        _write_all(pipe.fileno(), array.data.cast("B"))
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _read_into(descriptor: int, content: memoryview) -> None:
+    """Fill a buffer in place: ``Connection.recv_bytes`` takes new memory for each 200 KB."""
+    while content:
+        size = os.readv(descriptor, [content])
+        if not size:
+            raise EOFError
+        content = content[size:]
 
 
 def _end(pipes: Sequence[Connection]) -> None:
