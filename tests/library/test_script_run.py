@@ -177,7 +177,7 @@ def test_a_loop_that_is_left_early_is_to_be_continued(tmp_path: Path) -> None:
         assert recorder is not None
         recorder.ready(last_step=10, parameters=5)
         left.log(step=4, loss=1.0)
-        recorder.steps_left = 6
+        recorder.remaining_steps = 6
         recorder.save_ended(4, seconds=0.0, bytes=1)
     said = "the loop was left early, after step 4; the newest checkpoint is of step 4"
     assert ends(left.path) == [("drained", said, 143)]

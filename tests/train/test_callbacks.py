@@ -67,7 +67,7 @@ def test_a_slow_callback_holds_no_step_and_what_is_left_out_is_counted(
     assert time.monotonic() - began < 0.2
     calls.close()
     (reason,) = _reasons(tmp_path / "events.jsonl")
-    assert reason.startswith("calls left out: ") and "took longer than the steps" in reason
+    assert reason.startswith("calls dropped: ") and "took longer than the steps" in reason
 
 
 @pytest.fixture(scope="module")

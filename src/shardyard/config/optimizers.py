@@ -21,7 +21,7 @@ outside of blocks, as embeddings and the head. ``other``: norms, biases and conv
 MATRICES: tuple[ParamKind, ...] = ("block matrix", "outer matrix")
 
 Form = Literal["element", "row", "column"]
-"""What a state has a number of: each element, or each row or each column of a matrix."""
+"""Shape of a state: a number for each element, or for each row or column of a matrix."""
 
 
 def param_kind(name: str, dims: int) -> ParamKind:
@@ -114,7 +114,7 @@ class Optimizer:
     """Published ``optim.momentum``, used where a recipe sets none; None: that of the schema."""
     gathers_matrices: bool = False
     """Whether it needs each block matrix whole, so that a rank gets it from those that split it."""
-    averages_steps: bool = False
+    is_schedule_free: bool = False
     """Whether it averages its own steps in place of a decay of the rate: the rate is constant after
     the warm-up, and evaluations and exports take the average (``evaluation_share``).
     """
@@ -249,7 +249,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         moved_bytes=_ONE_PASS_BYTES + 7 * 4,
         update="shardyard.train.optimizers.schedule_free:ScheduleFreeAdamW",
         betas=(0.9, 0.999),  # as its authors (arXiv:2405.15682), and their package schedulefree
-        averages_steps=True,
+        is_schedule_free=True,
     ),
     "adafactor": Optimizer(
         state_tensors=(
@@ -347,12 +347,12 @@ def has_factored_states(optim: OptimizerSettings) -> bool:
 
 
 def evaluation_share(optim: OptimizerSettings) -> float | None:
-    """How far the weights to evaluate and export are from the trained ones towards ``UNAVERAGED``.
+    """Share of the way from the trained weights to ``UNAVERAGED`` where weights are evaluated.
 
     Gradients are taken at y = (1 - beta) z + beta x, which is trained; x is the average. None: the
     trained weights are evaluated.
     """
-    if not optimizer_of(optim).averages_steps:
+    if not optimizer_of(optim).is_schedule_free:
         return None
     return 1.0 - 1.0 / optim.betas[0]
 

@@ -156,7 +156,7 @@ def script_of(run_dir: RunDir) -> tuple[str, ...] | None:
 
 
 def starter_of(run_dir: RunDir) -> str:
-    """What started a run without a job, in words."""
+    """Describe what started a run without a job."""
     return "`shardyard train`" if latest_script(run_dir) is None else "a script of your own"
 
 

@@ -28,7 +28,7 @@ from shardyard.config.model.source import (
     stated_shape,
     with_heads,
 )
-from shardyard.config.model.vocabulary import known_vocabulary, vocabulary_in
+from shardyard.config.model.vocabulary import vocabulary_in, vocabulary_of_recipe
 from shardyard.config.model_sizes import ModelSizes, sizes_of
 from shardyard.config.origins import origin_of
 from shardyard.config.other_names import Meaning, lookups
@@ -527,7 +527,7 @@ def _growth(
     Raises:
         RecipeError: The tokenizer is not that of the model.
     """
-    given = known_vocabulary(recipe, folder) if data is None else vocabulary_in(Path(data.dir))
+    given = vocabulary_of_recipe(recipe, folder) if data is None else vocabulary_in(Path(data.dir))
     size = data.vocab_size if data is not None else 0 if given is None else given.size
     growth = grow(recipe, shape, given=given, size=size, model_dir=folder)
     _raise_if_any(list(growth.errors))

@@ -7,6 +7,7 @@ Progress goes to stderr. stdout gets one line of JSON: the DatasetMetadata, or
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,9 +85,9 @@ def _prepare(
     prepare = task_prepare(recipe.task.name)
     output: Callable[[], AbstractContextManager[None]] = nullcontext
     if recipe.data.module is not None:
-        from shardyard.data.own.prepare import output_to_stderr, prepare_own
+        from shardyard.data.own.prepare import prepare_own
 
-        prepare, output = prepare_own, output_to_stderr
+        prepare, output = prepare_own, _output_to_stderr
     with _progress_display() as progress, output():
         metadata = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:
@@ -149,6 +150,20 @@ def _read_recipe(path: Path) -> "Recipe":
         raise RequestError(
             f"{path} is not a recipe in JSON ({error}). Let `shardyard prepare` write it."
         ) from error
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send what the user's code prints to stderr: stdout is this program's answer."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # the descriptor, because its child processes print too
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 Positions = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
+SampleKey = tuple[int, int]
+"""Index of a sample in its split, and the pass over the split, the first being 0."""
 
 _MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -19,7 +19,7 @@ from torch import Tensor
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.data.loader import IGNORED, MicroBatch
-from shardyard.data.order import Positions, sample_indices
+from shardyard.data.order import Positions, SampleKey, sample_indices
 from shardyard.data.shards import Tokens, TokenShards
 from shardyard.errors import RequestError
 
@@ -88,11 +88,12 @@ class Stream:
             DataError: A shard is damaged, or a token id is outside the vocabulary.
         """
         indices = self.sample_indices(np.array(positions, dtype=np.int64)).tolist()
-        samples = [
-            self._samples.sample(index, position // self.num_samples)
-            for position, index in zip(positions, indices, strict=True)
-        ]
+        epochs = [position // self.num_samples for position in positions]
+        samples = self._read(list(zip(indices, epochs, strict=True)))
         return collate(samples, positions, self._samples.padding(), size, self._prepare)
+
+    def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
+        return [self._samples.sample(index, epoch) for index, epoch in keys]
 
 
 def collate(

@@ -166,7 +166,7 @@ class Saves:
         """Wait until no save is being written, and begin no other."""
         self._saver.close()
 
-    def settle(self) -> None:
+    def close_early(self) -> None:
         """Wait for what is being written, and record it: the loop was left in the middle."""
         self._saver.close()
         with suppress(CheckpointError):

@@ -80,7 +80,7 @@ def steps(
         for step in range(first, total):
             yield step
             if recorder is not None:
-                recorder.steps_left = total - step - 1
+                recorder.remaining_steps = total - step - 1
             with before_end.postponed():  # what it holds, the writing thread may wait for
                 saves.report()
             if (step + 1) % every == 0 or step + 1 == total:
@@ -103,7 +103,7 @@ def _finished(
     """Finish what is being written, however the block is left."""
     parts.finish_saves = saves.finish
     if recorder is not None:
-        recorder.finish_saves = saves.settle
+        recorder.finish_saves = saves.close_early
     try:
         with BeforeTermination(saves.finish_writing) as before_end:
             yield before_end

@@ -39,7 +39,7 @@ _OF_PEERS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """Why one rank left the loop."""
+    """Error with which one rank left the loop."""
 
     rank: int
     node: str
@@ -67,7 +67,7 @@ class RunRecorder:
         """Step of the newest checkpoint that is durable."""
         self.finish_saves: Callable[[], None] | None = None
         """Waits for a checkpoint that is being written; None: none is."""
-        self.steps_left: int | None = None
+        self.remaining_steps: int | None = None
         """Steps that a loop of ``steps`` has still to do; None: there is no such loop."""
         self._workers = workers
         self._rank = rank
@@ -77,7 +77,7 @@ class RunRecorder:
         if rank == 0:
             self._events = EventWriter(run_dir.events, attempt=attempt, generation=0)
         self._device = torch.device(available_device())
-        self._begun_s = self._since_s = time.monotonic()
+        self._started_s = self._since_s = time.monotonic()
         self._blocked_s = 0.0
         self._first_step = 0 if attempt == 0 else None
         """Step before the first one of this attempt; None: not known yet."""
@@ -116,10 +116,10 @@ class RunRecorder:
     def ready(self, *, last_step: int, parameters: int | None) -> None:
         """Write that the first step begins, and the step with which the loop ends."""
         self._first_step = self._first_step or 0
-        self.steps_left = last_step - self._first_step
+        self.remaining_steps = last_step - self._first_step
         told = {} if parameters is None else {"parameters": parameters}
         now_s = time.monotonic()
-        self.event("model_ready", last_step=last_step, seconds=now_s - self._begun_s, **told)
+        self.event("model_ready", last_step=last_step, seconds=now_s - self._started_s, **told)
         self._since_s = now_s
 
     def save_started(self, step: int, blocked_s: float) -> None:
@@ -178,10 +178,10 @@ class RunRecorder:
         if self._rank > 0:
             with suppress(StorageError, OSError):
                 write_json(self.run_dir.failure(self.attempt, self._rank), asdict(own))
-            self._settle()
+            self._wait_for_save()
             self.close()
             return
-        self._settle()
+        self._wait_for_save()
         first = self._first_cause(own)
         if first is not own:
             self._report_lost(first)
@@ -195,7 +195,7 @@ class RunRecorder:
         if not self.is_open:
             return
         self.event("draining", signal=signal_name)
-        self._settle()
+        self._wait_for_save()
         self._stop(signal_name, exit_code=exit_code)
 
     def leave(self) -> None:
@@ -205,13 +205,13 @@ class RunRecorder:
         """
         if not self.is_open:
             return
-        if not self.steps_left:
+        if not self.remaining_steps:
             self.finish("the script has left its run")
             return
-        self._settle()
+        self._wait_for_save()
         self._stop("the loop was left early,", exit_code=EXIT_DRAINED)
 
-    def _stop(self, why: str, *, exit_code: int) -> None:
+    def _stop(self, cause: str, *, exit_code: int) -> None:
         failed = self._failures()
         if failed:  # torchrun stops the others when a rank fails
             self._report_lost(failed[0])
@@ -221,13 +221,13 @@ class RunRecorder:
         step, durable = self.step or 0, self.durable_step or 0
         is_durable = 0 < step <= durable
         kept = f"the newest checkpoint is of step {durable}" if durable else "no checkpoint is kept"
-        reason = f"{why} after step {step}; {kept}"
+        reason = f"{cause} after step {step}; {kept}"
         self.end("drained" if is_durable else "failed", reason, exit_code=exit_code)
 
     def finish(self, reason: str) -> None:
         """End as finished: the next start of the script begins a new run."""
         if self.is_open:
-            self._settle()
+            self._wait_for_save()
             last = {key: self._last.get(key) for key in ("step", "tokens", "loss")}
             self.event("run_finished", **last, seconds=0.0)
             self.end("finished", reason, exit_code=0)
@@ -246,7 +246,7 @@ class RunRecorder:
             if writer is not None:
                 writer.close()
 
-    def _settle(self) -> None:
+    def _wait_for_save(self) -> None:
         """Wait for a save that is being written: it counts, whatever ends the loop."""
         if self.finish_saves is not None:
             self.finish_saves()
@@ -266,12 +266,12 @@ class RunRecorder:
 
     def _failures(self) -> list[RankFailure]:
         """Failures of other ranks that are no loss of a peer, the first one first."""
-        found = []
+        failures = []
         for worker in self._workers[1:]:
             with suppress(OSError, ValueError, TypeError):
                 path = self.run_dir.failure(self.attempt, worker["rank"])
-                found.append(RankFailure(**read_json_object(path)))
-        causes = [each for each in found if not each.is_of_peers]
+                failures.append(RankFailure(**read_json_object(path)))
+        causes = [each for each in failures if not each.is_of_peers]
         return sorted(causes, key=lambda each: each.failed_t)
 
     def _report_lost(self, failure: RankFailure) -> None:

@@ -167,13 +167,13 @@ def run(
     if launched is not None:
         id, dir = Path(launched).name, Path(launched).parent
     parent = Path(dir).expanduser().resolve()
-    begun = _begin(script, recipe, id=id, parent=parent, is_launched=launched is not None)
-    recorder = begun.recorder
+    started = _begin(script, recipe, id=id, parent=parent, is_launched=launched is not None)
+    recorder = started.recorder
     activate(recorder)
 
     def stop() -> None:
         recorder.stop("SIGTERM", exit_code=EXIT_DRAINED)
-        begun.end(waits=False)
+        started.end(waits=False)
 
     try:
         with BeforeTermination(stop):
@@ -194,7 +194,7 @@ def run(
         raise
     finally:
         activate(None)
-        begun.end(waits=True)
+        started.end(waits=True)
 
 
 _TRACKERS_WAIT_S = 40.0
@@ -238,12 +238,12 @@ class _TrackerProcess:
 
 
 @dataclass(kw_only=True)
-class _Begun:
-    """An attempt that has begun, with what its end gives back."""
+class _StartedAttempt:
+    """An attempt that has started, with what its end gives back."""
 
     recorder: RunRecorder
     lease: Lease | None
-    """Of rank 0."""
+    """Lock of the run, on rank 0."""
     tracker: _TrackerProcess | None
     """Sends the run to its services; None: there are none, or this is another rank."""
     owner: int
@@ -262,7 +262,7 @@ class _Begun:
 
 def _begin(
     script: ScriptRequest, recipe: Recipe, *, id: str | None, parent: Path, is_launched: bool
-) -> _Begun:
+) -> _StartedAttempt:
     """Choose the run on rank 0, and begin its attempt on all ranks."""
     inside = active_recorder()
     if inside is not None:
@@ -270,7 +270,7 @@ def _begin(
             f"shardyard.run({script.name!r}): this process is in the run {inside.run_dir.run_id} "
             "already. Leave that block first."
         )
-    rank, ranks = _place(script.name)
+    rank, ranks = _rank_and_ranks(script.name)
     lease, chosen, problem = None, ("", 0), ""
     if rank == 0:
         try:
@@ -303,7 +303,7 @@ def _begin(
             )
         if services_of(recipe):
             tracker = _TrackerProcess(run_dir, attempt)
-    return _Begun(recorder=recorder, lease=lease, tracker=tracker, owner=os.getpid())
+    return _StartedAttempt(recorder=recorder, lease=lease, tracker=tracker, owner=os.getpid())
 
 
 def _choose(
@@ -325,7 +325,7 @@ def _choose(
                 f"resume {run_dir.handle}`, or give another id."
             )
         return run_dir, Lease(run_dir.lease), _next_attempt(run_dir)
-    unfinished = _newest_alike(script, parent)
+    unfinished = _latest_unfinished(script, parent)
     if unfinished is not None:
         try:
             return unfinished, Lease(unfinished.lease), _next_attempt(unfinished)
@@ -339,7 +339,7 @@ def _next_attempt(run_dir: RunDir) -> int:
     return max(run_dir.attempts(), default=-1) + 1
 
 
-def _newest_alike(script: ScriptRequest, parent: Path) -> RunDir | None:
+def _latest_unfinished(script: ScriptRequest, parent: Path) -> RunDir | None:
     """Return the newest run of a script's name and config, if it has ended before its end."""
     if not parent.is_dir():
         return None
@@ -353,7 +353,7 @@ def _newest_alike(script: ScriptRequest, parent: Path) -> RunDir | None:
     return None
 
 
-def _place(name: str) -> tuple[int, int]:
+def _rank_and_ranks(name: str) -> tuple[int, int]:
     """Rank and number of ranks, of the process group.
 
     Raises:

@@ -26,7 +26,7 @@ class BeforeTermination:
     def __enter__(self) -> Self:
         if _may_handle():
             found = signal.getsignal(signal.SIGTERM)
-            if found is signal.SIG_DFL or _is_ours(found):
+            if found is signal.SIG_DFL or _is_before_termination(found):
                 self._previous = found
                 signal.signal(signal.SIGTERM, self._handle)
         return self
@@ -66,5 +66,5 @@ def _may_handle() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _is_ours(handler: object) -> bool:
+def _is_before_termination(handler: object) -> bool:
     return isinstance(getattr(handler, "__self__", None), BeforeTermination)

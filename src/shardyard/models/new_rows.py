@@ -28,7 +28,7 @@ FillDrawn = Callable[[str, LocalShard], None]
 class NewRows:
     """Initial values of the rows beyond those of the files."""
 
-    how: Literal["mean", "random"]
+    method: Literal["mean", "random"]
     draw: FillDrawn
 
     def fill(self, parameter: str, part: LocalShard, source: Any) -> None:
@@ -42,7 +42,7 @@ class NewRows:
             return
         if part.tensor.dim() == 1:
             part.tensor.zero_()  # the bias of a tied head, as transformers extends it
-        elif self.how == "random":
+        elif self.method == "random":
             self.draw(parameter, part)
         else:
             part.tensor.copy_(_mean(source)[part.slices[1:]].expand_as(part.tensor))

@@ -69,10 +69,10 @@ class _Torchrun:
     """The processes of this node; a request to stop is passed on to them once."""
 
     def __init__(self, words: list[str], run: RunDir, folder: Path | None) -> None:
-        self._is_asked = False
+        self._is_stopping = False
         self._process: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._pass_on)
         self._process = subprocess.Popen(
             words,
             env={_NO_SHARED_STORE: "1", **os.environ, RUN_DIR_VARIABLE: str(run.path)},
@@ -81,21 +81,21 @@ class _Torchrun:
             start_new_session=True,  # so that it gets a request once, and from here
             preexec_fn=end_with_parent,
         )
-        if self._is_asked:  # while it started
+        if self._is_stopping:  # while it started
             self._process.terminate()
 
     def wait(self) -> int:
         """Return the exit code for the scheduler, once all have ended."""
         assert self._process is not None
         code = self._process.wait()
-        if self._is_asked:
+        if self._is_stopping:
             return EXIT_DRAINED
         if code != 0:
             info(f"the script's processes ended with exit code {code}")
         return 0 if code == 0 else 1
 
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._is_asked:
-            self._is_asked = True
+    def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._is_stopping:
+            self._is_stopping = True
             if self._process is not None:
                 self._process.terminate()

@@ -16,7 +16,7 @@ from shardyard.own_code import OwnFunction, load_own
 from shardyard.rundir.jsonl import EventWriter
 
 _MOST_WAITING = 10_000
-"""Calls that wait, some 10 MB; later ones are left out while a callback is that far behind."""
+"""Calls that wait, some 10 MB; later ones are dropped while a callback is that far behind."""
 _CLOSE_S = 60.0
 """Most seconds that the end of a run waits for calls."""
 
@@ -28,7 +28,7 @@ class Callbacks:
         self._functions = functions
         self._events = events
         self._calls: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(_MOST_WAITING)
-        self._left_out = 0
+        self._dropped = 0
         self._failed: dict[str, int] = {}
         """Errors of each function, by its import path; the first of each was reported."""
         self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
@@ -57,9 +57,9 @@ class Callbacks:
         self._calls.put(None)
         self._thread.join(_CLOSE_S)
         waiting = self._calls.qsize() if self._thread.is_alive() else 0
-        if self._left_out or waiting:
+        if self._dropped or waiting:
             self._fail(
-                f"calls left out: {self._left_out + waiting:,}, because they took longer than the "
+                f"calls dropped: {self._dropped + waiting:,}, because they took longer than the "
                 "steps. Do less in them, or hand the work to a process of yours."
             )
         for path, errors in self._failed.items():
@@ -70,7 +70,7 @@ class Callbacks:
         try:
             self._calls.put_nowait((kind, values))
         except queue.Full:
-            self._left_out += 1
+            self._dropped += 1
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

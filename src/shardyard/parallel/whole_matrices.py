@@ -149,23 +149,23 @@ class WholeMatrices:
     ) -> dict[str, Tensor]:
         """Return this rank's part of each result."""
         me, operations = dist.get_rank(), []
-        results_here: dict[str, Tensor] = {}
+        local_results: dict[str, Tensor] = {}
         for name in group:
             split = self._splits[name]
             assert split is not None
             mine = next(part for part in split.parts if part.rank == me)
             if owners[name] == me:
-                results_here[name] = results[name][mine.slices]
+                local_results[name] = results[name][mine.slices]
                 for other in split.parts:
                     if other.rank != me and other.elements:
                         part = results[name][other.slices].contiguous()
                         operations.append(dist.P2POp(dist.isend, part, other.rank))
                 continue
-            results_here[name] = torch.empty(mine.shape, dtype=self._dtype, device=self._device)
+            local_results[name] = torch.empty(mine.shape, dtype=self._dtype, device=self._device)
             if mine.elements:
-                operations.append(dist.P2POp(dist.irecv, results_here[name], owners[name]))
+                operations.append(dist.P2POp(dist.irecv, local_results[name], owners[name]))
         _exchange(operations)
-        return results_here
+        return local_results
 
 
 def _exchange(operations: list[dist.P2POp]) -> None:

@@ -382,7 +382,7 @@ def _optimizer_reason(recipe: Recipe) -> str:
     optim = recipe.optim
     if optim.module is None:
         is_mixed = optimizer_of(optim).gathers_matrices
-        if optimizer_of(optim).averages_steps:
+        if optimizer_of(optim).is_schedule_free:
             return "weights without an average, moments"
         if has_factored_states(optim):
             return "moments of rows and columns"

@@ -53,7 +53,7 @@ class AttemptRecord:
     plan: Plan | None
     manifest: Line
     script: ScriptRequest | None = None
-    """What the user's own script gave; None: a recipe made the attempt."""
+    """Name and config from the user's script; None: a recipe made the attempt."""
 
     def first(self, kind: str, generation: int | None = None) -> Line | None:
         """Its first event of a kind, in a generation if one is given."""
@@ -122,7 +122,7 @@ class RunRecord:
 
     @property
     def script(self) -> ScriptRequest | None:
-        """What the newest attempt's script gave; None: the run is a recipe's."""
+        """Name and config from the newest attempt's script; None: the run is a recipe's."""
         return _latest([attempt.script for attempt in self.attempts])
 
     @property

@@ -140,7 +140,7 @@ def _class_name(classes: Sequence[str], label: int) -> str:
 def _validation_images(
     resolved: Resolved,
 ) -> tuple[Callable[[int], tuple[npt.NDArray[Any], int]], Sequence[str]]:
-    """What reads a validation image and its label by its number, and the names of the classes."""
+    """Return a reader of a validation image and its label by number, and the classes' names."""
     if resolved.data.item_kind is None:
         images = _images(resolved, "eval", eval_view(resolved.recipe))
         return lambda index: images.load_sample(index, 0), images.index.classes

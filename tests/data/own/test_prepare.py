@@ -80,7 +80,7 @@ def test_each_item_is_in_one_split_where_the_dataset_has_no_eval_split(tmp_path:
     found = prepared("undivided", tmp_path)
     assert (found.train_samples, found.eval_samples) == (38, 2)
     reader = _reader(recipe_of("undivided", tmp_path), found)
-    places = [reader._place(split, at) for split in ("train", "eval") for at in range(
+    places = [reader._source_index(split, at) for split in ("train", "eval") for at in range(
         reader.samples[split])]  # fmt: skip
     assert sorted(places) == [("train", at) for at in range(40)]
 

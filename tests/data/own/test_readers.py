@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from shardyard.data.own.readers import Key, Readers, SplitReader
+from shardyard.data.order import SampleKey
+from shardyard.data.own.readers import Readers, SplitReader
 from shardyard.data.own.samples import reader_of
 from shardyard.errors import DataError, RequestError
 from tests.data.own.test_prepare import prepared, recipe_of
 
 pytestmark = pytest.mark.heavy
 
-KEYS: list[Key] = [(index, epoch) for epoch in (0, 1) for index in range(0, 40, 3)]
+KEYS: list[SampleKey] = [(index, epoch) for epoch in (0, 1) for index in range(0, 40, 3)]
 
 
 def _source(name: str, folder: Path) -> SplitReader:
@@ -63,7 +64,9 @@ def test_an_error_in_a_reader_is_raised_here_and_reading_continues(
 ) -> None:
     source = _source("broken", tmp_path)
     started.append(Readers(source, 2))
-    place = next(at for at in range(source.samples["train"]) if source._place("train", at)[1] == 14)
+    place = next(
+        at for at in range(source.samples["train"]) if source._source_index("train", at)[1] == 14
+    )
     with pytest.raises(RequestError, match="item 14 of the train split failed at"):
         started[0].read("train", [(place - 1, 0), (place, 0), (place + 1, 0)])
     assert len(started[0].read("train", [(place - 1, 0), (place + 1, 0)])) == 2

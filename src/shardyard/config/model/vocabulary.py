@@ -75,7 +75,7 @@ def vocabulary_in(folder: Path | None) -> Vocabulary | None:
     return None
 
 
-def known_vocabulary(recipe: Recipe, model_dir: Path | None) -> Vocabulary | None:
+def vocabulary_of_recipe(recipe: Recipe, model_dir: Path | None) -> Vocabulary | None:
     """Return the tokens that a recipe will train on, with those that it adds.
 
     None: they are known once the data is prepared. The tokenizer is trained first, or is on the

@@ -256,7 +256,7 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
         what = "a network for images" if reads_images else "model.module"
         text = f"={optim.name} moves the matrices of a language model's blocks, and which of {what}"
         yield Problem("optim.name", f"{text} those are is not known. Use adamw, or optim.module.")
-    if row.averages_steps:
+    if row.is_schedule_free:
         yield from _averaged_steps(recipe)
     for key in sorted(optim.model_fields_set):
         readers = readers_of(key)

@@ -263,7 +263,7 @@ class Optim(Section):
     def _take_published_averages(self) -> Self:
         """Take betas, momentum and schedule as the optimizer was published, unless they are set."""
         row = OPTIMIZERS[self.name]
-        schedule = "constant" if row.averages_steps and self.module is None else None
+        schedule = "constant" if row.is_schedule_free and self.module is None else None
         for key, published in (
             ("betas", row.betas), ("momentum", row.momentum), ("schedule", schedule)
         ):  # fmt: skip

@@ -61,17 +61,17 @@ class DatasetCode:
 class OwnDataset:
     """One split of the user's dataset; errors name the line of their code."""
 
-    def __init__(self, function: OwnFunction, split: str, made: Any, *, seed: int) -> None:
+    def __init__(self, function: OwnFunction, split: str, dataset: Any, *, seed: int) -> None:
         self.split = split
-        self.made = made
-        self.is_indexed = _is_indexed(made)
+        self.dataset = dataset
+        self.is_indexed = _is_indexed(dataset)
         """Whether items are read by their numbers; else they come one after the other."""
         self._function = function
         self._seed = seed
 
     def __len__(self) -> int:
         try:
-            return len(self.made)
+            return len(self.dataset)
         except ShardyardError:
             raise
         except Exception as error:
@@ -85,7 +85,7 @@ class OwnDataset:
         """
         seed_generators(self._seed, SETTING, self.split, epoch, index)
         try:
-            return self.made[index]
+            return self.dataset[index]
         except ShardyardError:
             raise
         except Exception as error:
@@ -103,7 +103,7 @@ class OwnDataset:
         seed_generators(self._seed, SETTING, self.split)
         number = 0
         try:
-            for item in self.made:
+            for item in self.dataset:
                 yield item
                 number += 1
         except (ShardyardError, GeneratorExit):
@@ -136,9 +136,9 @@ def seed_generators(*parts: int | str) -> None:
         torch.manual_seed(seed)
 
 
-def _is_indexed(made: Any) -> bool:
+def _is_indexed(dataset: Any) -> bool:
     # torch's IterableDataset inherits a __getitem__ that raises.
     utils = sys.modules.get("torch.utils.data")
-    if utils is not None and isinstance(made, utils.IterableDataset):
+    if utils is not None and isinstance(dataset, utils.IterableDataset):
         return False
-    return hasattr(type(made), "__getitem__") and hasattr(type(made), "__len__")
+    return hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")

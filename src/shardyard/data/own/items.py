@@ -45,7 +45,7 @@ def kind_of(item: Any, recipe: Recipe) -> Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemForm:
-    """What items must be, and how they become arrays."""
+    """Form that items must have, and their conversion into arrays."""
 
     kind: Kind
     is_causal: bool = True

@@ -1,6 +1,6 @@
 """Preparation of the user's dataset: text is tokenized as any, other items are checked.
 
-- Text or dialogues (``rows``): written as JSON lines, and prepared as such a file.
+- Text or dialogues: tokenized as a file of them is (``rows.py``).
 - Items by number: a few are read twice and compared. Training reads them by number.
 - Items that can only be iterated: written once (``stored.py``). Training reads them by number.
 
@@ -9,12 +9,8 @@ The folder is named by what was found, so the same dataset finds the same folder
 
 import hashlib
 import json
-import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,9 +21,10 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.tasks import task_prepare, task_row
+from shardyard.config.tasks import task_row
 from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
 from shardyard.data.own.items import Fields, ItemForm, kind_of, shapes_of, too_long
+from shardyard.data.own.rows import prepare_rows, scratch_folder
 from shardyard.data.own.stored import write_items
 from shardyard.data.prepare import (
     Progress,
@@ -45,15 +42,12 @@ from shardyard.data.shards import (
 )
 from shardyard.data.tokenizer import TokenizerFiles
 from shardyard.data.work_units import SCRATCH, encoder_in, file_entry, write_file
-from shardyard.errors import DataError, RequestError, SourceError
-from shardyard.io.files import flush_folder, locked
+from shardyard.errors import RequestError
+from shardyard.io.files import flush_folder
 from shardyard.log import warn
 
 _PROBES = 8
 """Items that are read to identify a dataset and to find draws that no seed repeats."""
-_WAITS = "waiting for another process that prepares rows"
-_ROW_TIME_NS = 10**9
-"""Time of change of the written rows: equal rows are then the same file to `prepare`."""
 
 
 def prepare_own(
@@ -72,9 +66,9 @@ def prepare_own(
     """
     progress(f"opening {SETTING}={recipe.data.module}", 0, 1)
     code = DatasetCode.of(recipe)
-    train, held_out = code.open("train"), code.open("eval")
+    train, validation = code.open("train"), code.open("eval")
     assert train is not None  # an error else
-    if held_out is not None and recipe.data.eval_fraction != Data().eval_fraction:
+    if validation is not None and recipe.data.eval_fraction != Data().eval_fraction:
         raise RequestError(
             f"data.eval_fraction={recipe.data.eval_fraction}, but {SETTING}={recipe.data.module} "
             "returns an eval split. Leave data.eval_fraction out, or return None for that split."
@@ -85,10 +79,10 @@ def prepare_own(
         raise RequestError(f"{SETTING}={recipe.data.module}: the train split has no items.")
     kind = kind_of(first, recipe)
     if kind == "rows":
-        texts = train.items() if train.is_indexed else chain([first], items)
-        validation = None if held_out is None else held_out.items()
-        return _prepare_rows(
-            recipe, texts, validation,
+        return prepare_rows(
+            recipe,
+            train.items() if train.is_indexed else chain([first], items),
+            None if validation is None else validation.items(),
             model_dir=model_dir, progress=progress, rows=rows, folder=folder,
         )  # fmt: skip
     _check_task(recipe, kind)
@@ -101,93 +95,17 @@ def prepare_own(
     )
     if kind != "tokens":
         form = replace(form, shapes=shapes_of(_fields(form, train, first, 0)))
-    with _scratch_folder(recipe.data) as scratch:
+    with scratch_folder(recipe.data) as scratch:
         if train.is_indexed:
-            content = _probe(form, train, held_out, recipe)
+            content = _probe(form, train, validation, recipe)
         else:
-            content = _store(form, train, chain([first], items), held_out, scratch, recipe.data)
+            content = _store(form, train, chain([first], items), validation, scratch, recipe.data)
         content |= {
             "kind": kind,
             "shapes": form.shapes,
             **({} if kind != "image" else {"classes": _classes(train)}),
         }
         return _commit(recipe, content, scratch, tokenizer, rows=rows, folder=folder, code=code)
-
-
-# Text and dialogues
-
-
-def _prepare_rows(
-    recipe: Recipe,
-    texts: Iterable[Any],
-    validation: Iterable[Any] | None,
-    *,
-    folder: Path | None,
-    **options: Any,
-) -> DatasetMetadata:
-    """Write rows as JSON lines, let the task prepare that file, and remove it."""
-    data = recipe.data
-    assert data.module is not None
-    if data.too_long != Data().too_long and data.pack == "stream":
-        raise RequestError(
-            f"data.too_long={data.too_long} has no effect: {SETTING}={data.module} returns text, "
-            "which is cut into windows. Set data.pack=whole, or leave it out."
-        )
-    word = source_word(data.module.partition(":")[2])
-    above = Path(data.dir).expanduser().resolve()
-    above.mkdir(parents=True, exist_ok=True)
-    options["progress"](f"writing the rows of {SETTING}={data.module}", 0, 1)
-    with _scratch_folder(data) as scratch:
-        sha256 = _write_rows(scratch / "train", texts, data)
-        validation_sha256 = None
-        if validation is not None:
-            validation_sha256 = _write_rows(scratch / "eval", validation, data, "eval")
-        # A name by content: equal rows are the same file for the request that names the dataset.
-        rows = above / f".rows-{word}-{digest([sha256, validation_sha256])}"
-        with locked(above / ".rows.lock", waits=lambda: options["progress"](_WAITS, 0, 1)):
-            rows.mkdir(exist_ok=True)
-            source, held_out = rows / f"{word}.jsonl", rows / f"{word}-eval.jsonl"
-            (scratch / "train").replace(source)
-            update: dict[str, Any] = {"source": str(source), "module": None, "module_settings": {}}
-            if validation is not None:
-                (scratch / "eval").replace(held_out)
-                update["eval_source"] = str(held_out)
-            try:
-                as_file = recipe.model_copy(update={"data": data.model_copy(update=update)})
-                metadata: DatasetMetadata = task_prepare(recipe.task.name)(
-                    as_file, folder=folder, **options
-                )
-            except (DataError, RequestError, SourceError) as error:
-                # The user set data.module, and never saw this file.
-                text = str(error)
-                for setting, file in (("data.source", source), ("data.eval_source", held_out)):
-                    text = text.replace(f"{setting}={str(file)!r}", f"{SETTING}={data.module}")
-                raise type(error)(text.replace(f"{rows}{os.sep}", ""), page=error.page) from error
-            finally:
-                shutil.rmtree(rows, ignore_errors=True)
-    return replace(metadata, validation_files=None)
-
-
-def _write_rows(path: Path, rows: Iterable[Any], data: Data, split: str = "train") -> str:
-    """Write rows as JSON lines; return the SHA-256."""
-    content = hashlib.sha256()
-    with path.open("wb") as file:
-        for number, row in enumerate(rows):
-            plain = {data.text_key: row} if isinstance(row, str) else row
-            try:
-                line = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            except (TypeError, ValueError) as error:
-                raise RequestError(
-                    f"{SETTING}={data.module}: row {number} of the {split} split is no JSON "
-                    f"({error}). Return a text, or a dict of texts, numbers and lists."
-                ) from error
-            file.write(line)
-            content.update(line)
-    os.utime(path, ns=(_ROW_TIME_NS, _ROW_TIME_NS))
-    return content.hexdigest()
-
-
-# Other items
 
 
 def _check_task(recipe: Recipe, kind: str) -> None:
@@ -244,9 +162,9 @@ def _tokenizer_of(recipe: Recipe, model_dir: Path | None, kind: str) -> Tokenize
 
 def _classes(dataset: OwnDataset) -> list[str]:
     """Names of the classes, as torchvision's and Hugging Face's datasets have them."""
-    made = dataset.made
-    names = getattr(made, "classes", None)
-    features = getattr(made, "features", None)
+    own = dataset.dataset
+    names = getattr(own, "classes", None)
+    features = getattr(own, "features", None)
     if names is None and isinstance(features, Mapping):
         found = (getattr(features.get(key), "names", None) for key in ("label", "labels"))
         names = next((each for each in found if each), None)
@@ -267,17 +185,17 @@ def _fields(form: ItemForm, dataset: OwnDataset, item: Any, index: int) -> Field
 
 
 def _probe(
-    form: ItemForm, train: OwnDataset, held_out: OwnDataset | None, recipe: Recipe
+    form: ItemForm, train: OwnDataset, validation: OwnDataset | None, recipe: Recipe
 ) -> dict[str, Any]:
     """Describe datasets whose items have numbers: lengths, and a digest of a few items."""
-    if held_out is not None and not held_out.is_indexed:
+    if validation is not None and not validation.is_indexed:
         raise RequestError(
             f"{SETTING}={recipe.data.module}: the train split has numbered items, and the eval "
             "split has not. Return the same kind of dataset for both."
         )
-    samples = {"train": len(train), "eval": 0 if held_out is None else len(held_out)}
+    samples = {"train": len(train), "eval": 0 if validation is None else len(validation)}
     content: dict[str, Any] = {**_divided(samples, recipe.data), "probes": []}
-    for dataset in (train, held_out):
+    for dataset in (train, validation):
         if dataset is None or not len(dataset):
             continue
         last = len(dataset) - 1
@@ -311,8 +229,8 @@ def _divided(samples: dict[str, int], data: Data) -> dict[str, Any]:
     """Hold a share of the train items out, where the dataset has no eval split of its own."""
     is_divided = not samples["eval"] and data.eval_fraction > 0 and samples["train"] > 1
     if is_divided:
-        held_out = min(max(1, round(samples["train"] * data.eval_fraction)), samples["train"] - 1)
-        samples = {"train": samples["train"] - held_out, "eval": held_out}
+        validation = min(max(1, round(samples["train"] * data.eval_fraction)), samples["train"] - 1)
+        samples = {"train": samples["train"] - validation, "eval": validation}
     return {"samples": samples, "is_divided": is_divided}
 
 
@@ -327,7 +245,7 @@ def _store(
     form: ItemForm,
     train: OwnDataset,
     items: Iterable[Any],
-    held_out: OwnDataset | None,
+    validation: OwnDataset | None,
     scratch: Path,
     data: Data,
 ) -> dict[str, Any]:
@@ -340,8 +258,8 @@ def _store(
     stored: dict[str, Any] = {}
     files: dict[str, Any] = {}
     splits = [(train, items)]
-    if held_out is not None:
-        splits.append((held_out, held_out.items()))
+    if validation is not None:
+        splits.append((validation, validation.items()))
     for dataset, found in splits:
         written, entries = write_items(scratch, dataset.split, arrays(dataset, found))
         stored[dataset.split] = written
@@ -351,17 +269,6 @@ def _store(
 
 
 _SPLITS = ("train", "eval")
-
-
-@contextmanager
-def _scratch_folder(data: Data) -> Iterator[Path]:
-    above = Path(data.dir).expanduser().resolve()
-    above.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".items-", dir=above))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _commit(
@@ -381,7 +288,7 @@ def _commit(
         "module": code.import_path,
         "settings": dict(code.settings),
         "items": content,
-        "tokenizer": None if tokenizer is None else digest_of_files(tokenizer),
+        "tokenizer": None if tokenizer is None else _digest_of_files(tokenizer),
         "vocab_size": data.vocab_size if tokenizer is None else None,
     }
     if folder is None:
@@ -429,7 +336,7 @@ def _write_folder(
     flush_folder(folder)
 
 
-def digest_of_files(files: Mapping[str, bytes]) -> str:
+def _digest_of_files(files: Mapping[str, bytes]) -> str:
     """Digest of files, by name and content."""
     return digest({name: hashlib.sha256(each).hexdigest() for name, each in files.items()})
 
@@ -457,17 +364,3 @@ def read_items_metadata(folder: Path) -> DatasetMetadata:
         num_classes=len(manifest["classes"]) if "classes" in manifest else None,
         item_kind=manifest["kind"],
     )
-
-
-@contextmanager
-def output_to_stderr() -> Iterator[None]:
-    """Send what the user's code prints to stderr: stdout is this program's answer."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from shardyard.data.order import permute
+from shardyard.data.order import SampleKey, permute
 from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
 from shardyard.data.own.items import Fields, ItemForm
 from shardyard.data.own.stored import StoredItems
@@ -30,9 +30,6 @@ from shardyard.errors import DataError, ShardyardError
 
 _HOLD_OUT_KEY = 0x5A11D
 """Key of the order whose last items are held out, where the user's dataset has no eval split."""
-
-Key = tuple[int, int]
-"""Index of a sample in its split, and the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +52,7 @@ class SplitReader:
             RequestError: The dataset raised, or the item has another form than the first.
             DataError: The dataset has another length than when it was prepared.
         """
-        source, at = self._place(split, index)
+        source, at = self._source_index(split, index)
         if self.stored is not None:
             return self._stored[source][at]
         dataset = self.open(source)
@@ -65,7 +62,7 @@ class SplitReader:
         except ValueError as error:
             raise dataset.rejected(item, at, str(error)) from error
 
-    def _place(self, split: str, index: int) -> tuple[str, int]:
+    def _source_index(self, split: str, index: int) -> tuple[str, int]:
         if not self.is_divided:
             return split, index
         total = self.samples["train"] + self.samples["eval"]
@@ -111,7 +108,7 @@ class Readers:
         # A run of several phases, or one whose ranks change, opens its data again and again.
         weakref.finalize(self, _end, tuple(self._processes))
 
-    def read(self, split: str, keys: Sequence[Key]) -> list[Fields]:
+    def read(self, split: str, keys: Sequence[SampleKey]) -> list[Fields]:
         """Return the arrays of these samples, in their order.
 
         Raises:
@@ -139,7 +136,7 @@ class Readers:
             found += answer
         return found
 
-    def _send(self, pipe: Connection, request: tuple[str, Sequence[Key]]) -> None:
+    def _send(self, pipe: Connection, request: tuple[str, Sequence[SampleKey]]) -> None:
         try:
             pipe.send(request)
         except ConnectionError:
@@ -192,7 +189,7 @@ def _started(source: SplitReader, number: int) -> dict[Connection, SpawnProcess]
 
 @dataclass(frozen=True)
 class _Stacked:
-    """What a reader sends before arrays of one shape: they follow as bytes, without a pickle."""
+    """Header of arrays of one shape, which follow it as bytes, without a pickle."""
 
     rows: int
     arrays: list[tuple[str, str, tuple[int, ...]]]

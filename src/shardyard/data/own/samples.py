@@ -1,6 +1,6 @@
 """Samples of the user's dataset in the order of a run, read by ``Readers`` while it trains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,21 +8,18 @@ import numpy as np
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
-from shardyard.data.loader import IGNORED, MicroBatch
-from shardyard.data.order import Positions, sample_indices
+from shardyard.data.loader import IGNORED
+from shardyard.data.order import SampleKey
 from shardyard.data.own.dataset import DatasetCode
 from shardyard.data.own.items import Fields, ItemForm, too_long
 from shardyard.data.own.readers import Readers, SplitReader
-from shardyard.data.samples import Prepare, Sample, collate
+from shardyard.data.samples import Prepare, Sample, Stream
 from shardyard.data.shards import ITEMS_VERSION, read_manifest
 from shardyard.errors import RequestError
 
 
-class ItemStream:
-    """One split of the user's dataset in an order; as ``data.samples.Stream``."""
-
-    limit: str | None = None
-    """The rate of the user's code is not known."""
+class ItemSet:
+    """The ``SampleSet`` of one split of the user's dataset."""
 
     def __init__(
         self,
@@ -30,43 +27,46 @@ class ItemStream:
         split: str,
         *,
         num_samples: int,
-        seed: int | None,
         to_sample: Callable[[Fields], Sample],
         padding: Sample,
-        prepare: Prepare,
     ) -> None:
         """Args:
-        seed: Of a stream without end, in which every epoch has its own order; None: the set's
-            own order, each sample once.
         to_sample: Gives an item the form of a sample.
         padding: A row without weight.
         """
         self.num_samples = num_samples
         self._readers = readers
         self._split = split
-        self._seed = seed
         self._to_sample = to_sample
         self._padding = padding
-        self._prepare = prepare
 
-    def sample_indices(self, positions: Positions) -> Positions:
-        """Return the indices of the split's samples at these positions of the stream."""
-        if self._seed is None:
-            return positions
-        return sample_indices(positions, self.num_samples, seed=self._seed)
+    def sample(self, index: int, epoch: int) -> Sample:
+        """Sample ``index`` as it is in that pass over the split."""
+        return self.read([(index, epoch)])[0]
 
-    def micro_batch(self, positions: range, size: int) -> MicroBatch:
-        """The samples at these positions, padded with weightless rows to ``size`` rows.
+    def read(self, keys: Sequence[SampleKey]) -> list[Sample]:
+        """Read samples side by side.
 
         Raises:
             RequestError: The user's dataset raised, or an item has a wrong form.
             DataError: A reader was killed, or the dataset is another than it was.
         """
-        indices = self.sample_indices(np.array(positions, dtype=np.int64)).tolist()
-        epochs = [position // self.num_samples for position in positions]
-        items = self._readers.read(self._split, list(zip(indices, epochs, strict=True)))
-        samples = [self._to_sample(each) for each in items]
-        return collate(samples, positions, self._padding, size, self._prepare)
+        return [self._to_sample(each) for each in self._readers.read(self._split, keys)]
+
+    def padding(self) -> Sample:
+        """Return a row without weight."""
+        return self._padding
+
+
+class ItemStream(Stream):
+    """Items of the user's dataset in an order; those of a micro-batch are read side by side."""
+
+    def __init__(self, items: ItemSet, *, seed: int | None, prepare: Prepare) -> None:
+        super().__init__(items, seed=seed, prepare=prepare)
+        self._items = items
+
+    def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
+        return self._items.read(keys)
 
 
 def open_items(
@@ -82,19 +82,14 @@ def open_items(
     source = reader_of(recipe, resolved.data, vocab_size=vocab_size)
     readers = Readers(source, int(recipe.data.module_workers))
     to_sample, padding = _sample_form(resolved, source.form)
-    streams = {
-        split: ItemStream(
-            readers,
-            split,
-            num_samples=number,
-            seed=recipe.run.seed if split == "train" else None,
-            to_sample=to_sample,
-            padding=padding,
-            prepare=prepare(split),
-        )
-        for split, number in source.samples.items()
-        if number
-    }
+    streams = {}
+    for split, number in source.samples.items():
+        if number:
+            items = ItemSet(
+                readers, split, num_samples=number, to_sample=to_sample, padding=padding
+            )
+            seed = recipe.run.seed if split == "train" else None
+            streams[split] = ItemStream(items, seed=seed, prepare=prepare(split))
     return streams["train"], streams.get("eval")
 
 
@@ -124,7 +119,7 @@ def reader_of(recipe: Recipe, data: DatasetMetadata, *, vocab_size: int | None) 
 
 
 def _sample_form(resolved: Resolved, form: ItemForm) -> tuple[Callable[[Fields], Sample], Sample]:
-    """What makes a sample of an item, and a row of padding."""
+    """Return a function that makes a sample of an item, and a row of padding."""
     if form.shapes is not None:
         if form.kind == "image":
             _check_size(form.shapes["image"], resolved.recipe)

@@ -64,14 +64,14 @@ _DDP = "of torch's DDP wrapper, which is not used"
 _TRAINER = "of the Trainer's own workings"
 
 
-def _averages_steps(config: SourceConfig) -> bool:
+def _is_schedule_free(config: SourceConfig) -> bool:
     """Whether its optimizer does the warm-up itself, and has no decay."""
     name = optimizer_by_alias("trainer", str(config.get("optim")))
-    return name is not None and OPTIMIZERS[name].averages_steps
+    return name is not None and OPTIMIZERS[name].is_schedule_free
 
 
 def _schedule(entry: ConfigEntry, config: SourceConfig) -> RuleResult:
-    if _averages_steps(config):
+    if _is_schedule_free(config):
         if str(entry.value).lower() == "constant":
             return mapped({"optim.schedule": "constant"})
         return rejected(

@@ -33,9 +33,9 @@ class _Factors(NamedTuple):
     roots: list[Tensor]
     """Root of the divisor of an average of squares that began at 0."""
     shares: list[Tensor]
-    """How far y moves towards z; 0 in a skipped step."""
+    """Share of the way to z that y moves; 0 in a skipped step."""
     rates: list[Tensor]
-    """How far y moves along the direction; 0 in a skipped step."""
+    """Factor of the direction that is added to y; 0 in a skipped step."""
 
 
 class ScheduleFreeAdamW:
