@@ -7,7 +7,9 @@ the run. What they get is a copy.
 import copy
 import queue
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,11 @@ class Callbacks:
 
     def close(self) -> None:
         """Wait for the calls that are due, but not for ever."""
-        self._calls.put(None)
-        self._thread.join(_CLOSE_S)
-        waiting = self._calls.qsize() if self._thread.is_alive() else 0
+        end_s = time.monotonic() + _CLOSE_S
+        with suppress(queue.Full):  # a call that never returns must not hold the end of the run
+            self._calls.put(None, timeout=_CLOSE_S)
+        self._thread.join(max(0.0, end_s - time.monotonic()))
+        waiting = sum(call is not None for call in [*self._calls.queue])
         if self._dropped or waiting:
             self._fail(
                 f"calls dropped: {self._dropped + waiting:,}, because they took longer than the "
