@@ -114,6 +114,11 @@ def _model(value: Any) -> Meaning:
     return Meaning(settings={"model.path" if is_path else "model.hub": value})
 
 
+def _tokens(value: Any) -> Meaning:
+    """Axolotl's list of tokens to add, or the length of a run."""
+    return Meaning(settings={"data.add_tokens" if isinstance(value, list) else "run.tokens": value})
+
+
 def _schedule(value: Any) -> Meaning:
     """A schedule by its usual name."""
     names = {
@@ -311,7 +316,6 @@ _SAME = {
     "modules_to_save": "model.lora.modules_to_save",
     "lora_modules_to_save": "model.lora.modules_to_save",
     "additional_target": "model.lora.modules_to_save",
-    "tokens": "data.add_tokens",
     "additional_special_tokens": "data.add_special_tokens",
     "freeze": "model.frozen",
     "save_steps": "checkpoint.every",
@@ -347,6 +351,8 @@ _TRANSLATED: dict[str, Translate] = {
     "accumulation_steps": _to(optim__micro_batch="..."),
     "gradient_accumulation": _to(optim__micro_batch="..."),
     "early_stopping": _to(run__patience=3),
+    "tokens": _tokens,
+    "max_tokens": _tokens,
     "spot": _to(cluster__capacity="spot"),
     "use_spot": _to(cluster__capacity="spot"),
     "optimizer": _optimizer,
@@ -444,6 +450,7 @@ _WORDS = {
         ("resize_vocab", "resize_token_embeddings_to_32x", "mean_resizing"),
         "Tokens of data.add_tokens and data.add_special_tokens grow the embedding by themselves.",
     ),
-    "num_workers": "The loader reads ahead by itself (data.prefetch_steps); data.workers prepares.",
+    "num_workers": "The loader reads ahead by itself (data.prefetch_steps); data.workers prepares, "
+    "and data.module_workers reads your own dataset.",
 }
 """Name -> what there is, where no setting states it."""
