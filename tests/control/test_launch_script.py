@@ -85,7 +85,7 @@ def test_a_variable_of_another_version_is_named(text: str) -> None:
         ((), (), "give a Python script with its arguments"),
         ((), ("python", "-m"), "give a Python script with its arguments"),
         ((), ("train.py", "--token", "hf_" + "a" * 34), "Name it in secrets"),
-        (("launch.max_usd=3",), ("train.py",), "Give launch.max_usd=null"),
+        (("launch.max_usd=3",), ("train.py",), "Set launch.max_usd=null"),
     ],
 )
 def test_what_cannot_be_launched_is_rejected(

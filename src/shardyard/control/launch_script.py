@@ -61,8 +61,8 @@ def script_proposal(
     run, limit = request.recipe.run, request.recipe.launch.max_usd
     if limit is not None:
         raise RequestError(
-            f"launch.max_usd={limit:g} is not held to by a script, whose length is not known. "
-            "Give launch.max_usd=null, and launch.time_limit, which ends the job."
+            f"launch.max_usd={limit:g} needs a known number of steps, and a script's is not known. "
+            "Set launch.max_usd=null, and launch.time_limit, which ends the job."
         )
     run_id = run.id or new_run_id(str(run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
