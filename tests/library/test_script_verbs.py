@@ -34,16 +34,23 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "library" / "own_run.py"
 KILLED_AT = 12
 SLOWED = f"""
-import runpy, time, torch, shardyard
+import os, runpy, time, torch, shardyard
 step, run = torch.optim.AdamW.step, shardyard.run
+steps_begun = 0
 def slow(self, *args):
-    time.sleep(0.1)
+    global steps_begun
+    steps_begun += 1
+    if steps_begun > {KILLED_AT} and not os.path.exists("killed"):
+        time.sleep(2)
     return step(self, *args)
 torch.optim.AdamW.step = slow
 shardyard.run = lambda *args: run(*args, observe={{"wandb": {{"project": "tests"}}}})
 runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
 """
-"""The example with a pause in each step, so that a kill comes in the middle, and a tracker."""
+"""The example with a tracker, slow from step 13 until the test has killed it.
+
+Only a step after the save commits it, so it cannot wait for the kill.
+"""
 
 
 def plain_losses() -> list[float]:
@@ -103,6 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = _run_at_step(folder, process)
         begun = next(e for e in read_lines(run.events) if e["kind"] == "attempt_started")
         os.kill(begun["workers"][0]["pid"], signal.SIGKILL)
+        (folder / "killed").touch()
         process.communicate(timeout=120)
     finally:
         process.kill()
@@ -114,13 +122,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run_at_step(folder: Path, process: subprocess.Popen[str]) -> RunDir:
+    """The run once it has logged step 12 and the checkpoint of step 10 is durable."""
     until_s = time.monotonic() + 120
     while time.monotonic() < until_s and process.poll() is None:
         for path in (folder / "runs").glob("bytes-*"):
-            if any(line["step"] >= KILLED_AT for line in read_lines(path / "metrics.jsonl")):
-                return RunDir(path)
+            run = RunDir(path)
+            at_step = any(line["step"] >= KILLED_AT for line in read_lines(run.metrics))
+            if at_step and 10 in _durable_steps(run):
+                return run
         time.sleep(0.02)
     raise AssertionError(process.communicate()[1])
+
+
+def _durable_steps(run: RunDir) -> list[int]:
+    return [e["step"] for e in read_lines(run.events) if e["kind"] == "checkpoint_durable"]
 
 
 @pytest.fixture
@@ -144,8 +159,7 @@ def test_the_losses_are_those_of_plain_torch(folder: Path, run: RunDir) -> None:
     assert summary["world_size"] == 2 and summary["tokens"] == 20 * 8 * 64
     page = run.report_html.read_text()
     assert "hidden" in page and "training stood still" in page
-    durable = [e["step"] for e in read_lines(run.events) if e["kind"] == "checkpoint_durable"]
-    assert durable == [5, 10, 15, 20]
+    assert _durable_steps(run) == [5, 10, 15, 20]
 
 
 def test_each_verb_shows_the_run(folder: Path, run: RunDir) -> None:
