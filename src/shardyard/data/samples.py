@@ -87,10 +87,14 @@ class Stream:
         Raises:
             DataError: A shard is damaged, or a token id is outside the vocabulary.
         """
+        samples = self._read(self._keys(positions))
+        return collate(samples, positions, self._samples.padding(), size, self._prepare)
+
+    def _keys(self, positions: range) -> list[SampleKey]:
+        """Return the sample and the pass over the split, of each position."""
         indices = self.sample_indices(np.array(positions, dtype=np.int64)).tolist()
         epochs = [position // self.num_samples for position in positions]
-        samples = self._read(list(zip(indices, epochs, strict=True)))
-        return collate(samples, positions, self._samples.padding(), size, self._prepare)
+        return list(zip(indices, epochs, strict=True))
 
     def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
         return [self._samples.sample(index, epoch) for index, epoch in keys]
@@ -105,16 +109,31 @@ def collate(
         positions: Of the samples in the stream, one each.
     """
     rows = [*samples, *[padding] * (size - len(samples))]
-    samples_B = np.full(size, -1, dtype=np.int64)
-    samples_B[: len(samples)] = positions
-    lengths_B = torch.tensor([row.length for row in rows], dtype=torch.int64)
+    fields = {name: np.stack([row.fields[name] for row in rows]) for name in padding.fields}
+    return stacked_batch(fields, positions, [row.length for row in samples], prepare)
+
+
+def stacked_batch(
+    fields: Mapping[str, npt.NDArray[Any]],
+    positions: range,
+    lengths: Sequence[int],
+    prepare: Prepare,
+) -> MicroBatch:
+    """A micro-batch of arrays (B, ...) whose rows after those of ``positions`` are padding.
+
+    Args:
+        positions: Of the samples in the stream, one each.
+        lengths: Of the samples.
+    """
+    size = len(next(iter(fields.values())))
+    samples_B = torch.full((size,), -1, dtype=torch.int64)
+    samples_B[: len(positions)] = torch.tensor(positions, dtype=torch.int64)
+    lengths_B = torch.zeros(size, dtype=torch.int64)
+    lengths_B[: len(lengths)] = torch.tensor(lengths, dtype=torch.int64)
     batch = MicroBatch(
-        fields={
-            name: torch.from_numpy(np.stack([row.fields[name] for row in rows]))
-            for name in padding.fields
-        },
-        samples_B=torch.from_numpy(samples_B),
-        work=sum(row.length for row in rows),
+        fields={name: torch.from_numpy(array) for name, array in fields.items()},
+        samples_B=samples_B,
+        work=sum(lengths),
         lengths_B=lengths_B,
     )
     return prepare(batch, lengths_B)

@@ -59,6 +59,31 @@ def test_items_are_equal_in_any_number_of_processes(tmp_path: Path, started: lis
     assert epochs[0] != epochs[1], "each epoch has its own noise"
 
 
+def test_a_batch_is_read_in_place_and_its_memory_used_again(
+    tmp_path: Path, started: list[Readers]
+) -> None:
+    images = {"task": {"name": "image_classification"}, "model": {"preset": "resnet-tiny"}}
+    recipe = recipe_of("pictures", tmp_path, **images)
+    source = reader_of(recipe, prepared("pictures", tmp_path, **images), vocab_size=None)
+    started.append(Readers(source, 2))
+    taken: set[int] = set()
+    kept = []
+    for epoch in range(6):
+        keys = [(index, epoch) for index in (3, 0, 5)]
+        batch = started[0].read_stacked("train", keys, 4)
+        wanted = [source.read("train", *key) for key in keys]
+        for name in ("image", "label"):
+            assert np.array_equal(batch[name][:3], [each[name] for each in wanted])
+            assert not batch[name][3].any(), "a row of padding"
+        if epoch < 2:  # as a tensor of one row, as a sample for a report is kept
+            kept.append((torch.from_numpy(batch["image"])[1], wanted[1]["image"]))
+        taken.add(batch["image"].ctypes.data)
+        del batch
+    assert len(taken) == 3, "two that are kept, and one that is used again"
+    for row, pixels in kept:
+        assert np.array_equal(row, pixels)
+
+
 def test_an_error_in_a_reader_is_raised_here_and_reading_continues(
     tmp_path: Path, started: list[Readers]
 ) -> None:

@@ -168,7 +168,7 @@ class ItemForm:
                 "an image is a Pillow image, uint8 (H, W, 3) or (3, H, W), or normalized floats "
                 "(3, H, W)."
             )
-        pixels = pixels if is_bytes else pixels.astype(np.float32)
+        pixels = pixels if is_bytes else pixels.astype(np.float32, copy=False)
         return {"image": np.ascontiguousarray(pixels), "label": number.astype(np.int64)}
 
 
@@ -200,7 +200,7 @@ def _free_fields(item: Any) -> Fields:
             raise ValueError(f"{name} holds {array.dtype}, and a batch holds numbers.")
         wide = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.bool_}[array.dtype.kind]
         is_bytes = array.dtype == np.uint8  # pixels: as small as they are
-        found[str(name)] = array if is_bytes else array.astype(wide)
+        found[str(name)] = array if is_bytes else array.astype(wide, copy=False)
     return found
 
 
@@ -218,7 +218,7 @@ def _ints(value: Any, name: str) -> npt.NDArray[np.int64]:
     array = _array(value)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers (T,), not {array.dtype} {array.shape}.")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def _without_padding(given: Fields) -> Fields:

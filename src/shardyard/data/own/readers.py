@@ -7,22 +7,23 @@ interpreter. A reader ignores SIGTERM, because a draining rank still needs its d
 
 import os
 import signal
+import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from shardyard.data.order import SampleKey, permute
+from shardyard.data.own.batch_memory import Arrays, BatchMemories, map_batch
 from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
 from shardyard.data.own.items import Fields, ItemForm
 from shardyard.data.own.stored import StoredItems
@@ -101,6 +102,8 @@ class Readers:
 
     def __init__(self, source: SplitReader, processes: int) -> None:
         self._source = source
+        shapes = source.form.shapes
+        self._memories = None if shapes is None else BatchMemories(shapes)
         self._requests, self._turns = threading.Lock(), count()
         self._answers, self._turn = threading.Condition(), 0
         # At once: imports of the user's code take as long as the model takes to be built.
@@ -108,18 +111,60 @@ class Readers:
         # A run of several phases, or one whose ranks change, opens its data again and again.
         weakref.finalize(self, _end, tuple(self._processes))
 
+    @property
+    def has_one_form(self) -> bool:
+        """Whether all items have arrays of the same types and shapes."""
+        return self._memories is not None
+
     def read(self, split: str, keys: Sequence[SampleKey]) -> list[Fields]:
         """Return the arrays of these samples, in their order.
 
         Raises:
             ShardyardError: As ``SplitReader.read``, or a reader was killed.
         """
+        answers = self._answers_to(keys, partial(_Request, split))
+        return [fields for answer in answers for fields in answer or ()]
+
+    def read_stacked(self, split: str, keys: Sequence[SampleKey], rows: int) -> Fields:
+        """Return arrays (rows, ...) of these samples in their order, and of zeros after them.
+
+        The items must have one form (``ItemForm.shapes``). Readers write them to where the batch
+        lies, in memory that they share with this process: they are pixels, and many.
+
+        Raises:
+            ShardyardError: As ``read``.
+        """
+        assert self._memories is not None
+        memory, descriptor = self._memories.take(rows)
+        arrays = self._memories.arrays(memory)
+        requests = partial(_Request, split, memory=memory.number, rows=rows)
+        try:
+            self._answers_to(keys, requests, descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+        for array in arrays.values():
+            array[len(keys) :] = 0
+        return arrays
+
+    def _answers_to(
+        self,
+        keys: Sequence[SampleKey],
+        request: "Callable[[Sequence[SampleKey], int], _Request]",
+        descriptor: int | None = None,
+    ) -> list[list[Fields] | None]:
+        """Return what each reader answers to its part of the samples.
+
+        Args:
+            request: Makes a request of samples and the number of the first.
+            descriptor: That of the request's memory, if it is new.
+        """
         pipes = list(self._processes)
         size = -(-len(keys) // len(pipes))
         with self._requests:
             turn = next(self._turns)
-            for place, pipe in enumerate(pipes):
-                self._send(pipe, (split, keys[place * size : (place + 1) * size]))
+            for first, pipe in zip(count(0, size), pipes, strict=False):
+                self._send(pipe, request(keys[first : first + size], first), descriptor)
         # The next request is with the readers already while the answers to this one are taken.
         with self._answers:
             self._answers.wait_for(lambda: self._turn == turn)
@@ -129,32 +174,27 @@ class Readers:
             finally:
                 self._turn += 1
                 self._answers.notify_all()
-        found: list[Fields] = []
+        found = []
         for answer in answers:
             if isinstance(answer, ShardyardError):
                 raise answer
-            found += answer
+            found.append(answer)
         return found
 
-    def _send(self, pipe: Connection, request: tuple[str, Sequence[SampleKey]]) -> None:
+    def _send(self, pipe: Connection, request: "_Request", descriptor: int | None) -> None:
         try:
-            pipe.send(request)
+            pipe.send((request, descriptor is not None))
+            if descriptor is not None:
+                send_handle(pipe, descriptor, None)
         except ConnectionError:
             raise self._death(pipe) from None
 
-    def _receive(self, pipe: Connection) -> list[Fields] | ShardyardError:
+    def _receive(self, pipe: Connection) -> list[Fields] | ShardyardError | None:
         try:
-            answer: list[Fields] | _Stacked | ShardyardError = pipe.recv()
-            if not isinstance(answer, _Stacked):
-                return answer
-            arrays = {name: np.empty(shape, dtype) for name, dtype, shape in answer.arrays}
-            for array in arrays.values():
-                _read_into(pipe.fileno(), array.data.cast("B"))
-            return [
-                {name: array[row] for name, array in arrays.items()} for row in range(answer.rows)
-            ]
+            answer: list[Fields] | ShardyardError | None = pipe.recv()
         except (EOFError, ConnectionError):
             raise self._death(pipe) from None
+        return answer
 
     def _death(self, pipe: Connection) -> DataError:
         process = self._processes[pipe]
@@ -187,36 +227,17 @@ def _started(source: SplitReader, number: int) -> dict[Connection, SpawnProcess]
     return processes
 
 
-@dataclass(frozen=True)
-class _Stacked:
-    """Header of arrays of one shape, which follow it as bytes, without a pickle."""
+class _Request(NamedTuple):
+    """Samples to read."""
 
-    rows: int
-    arrays: list[tuple[str, str, tuple[int, ...]]]
-    """Name, type and shape (rows, ...) of each."""
-
-
-def _send_fields(pipe: Connection, items: list[Fields]) -> None:
-    """Send arrays of one shape side by side; they are the pixels of a batch, and many."""
-    arrays = {name: np.stack([item[name] for item in items]) for name in items[0]}
-    about = [(name, each.dtype.str, each.shape) for name, each in arrays.items()]
-    pipe.send(_Stacked(len(items), about))
-    for array in arrays.values():
-        _write_all(pipe.fileno(), array.data.cast("B"))
-
-
-def _write_all(descriptor: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
-def _read_into(descriptor: int, content: memoryview) -> None:
-    """Fill a buffer in place: ``Connection.recv_bytes`` takes new memory for each 200 KB."""
-    while content:
-        size = os.readv(descriptor, [content])
-        if not size:
-            raise EOFError
-        content = content[size:]
+    split: str
+    keys: Sequence[SampleKey]
+    first_row: int
+    """The first sample's row of the batch."""
+    memory: int | None = None
+    """Number of the memory to which they are written; None: they are sent back."""
+    rows: int = 0
+    """Of the memory."""
 
 
 def _end(pipes: Sequence[Connection]) -> None:
@@ -232,25 +253,53 @@ def _answer(pipe: Connection, source: SplitReader) -> None:
     if source.stored is None:
         with suppress(Exception):  # the first read raises it again
             source.open("train")
+    torch = sys.modules.get("torch")
+    if torch is not None:  # it may be imported before: by the program that a spawned process runs
+        torch.set_num_threads(1)
+    batches: dict[int, Arrays] = {}
     while True:
         try:
-            split, keys = pipe.recv()
+            request, is_new = pipe.recv()
+            if is_new:
+                _map_new(batches, pipe, request, source)
         except (EOFError, ConnectionError):
             return
-        answer: list[Fields] | ShardyardError
+        answer: list[Fields] | ShardyardError | None
         try:
-            answer = [source.read(split, index, epoch) for index, epoch in keys]
+            answer = _answer_to(request, batches, source)
         except ShardyardError as error:
             answer = error
         except Exception as error:  # noqa: BLE001 - a process boundary
             answer = DataError(f"{SETTING}={source.code.import_path}: {error!r}")
         try:
-            if isinstance(answer, list) and answer and source.form.shapes is not None:
-                _send_fields(pipe, answer)
-            else:
-                pipe.send(answer)
+            pipe.send(answer)
         except ConnectionError:
             return  # the rank is gone
+
+
+def _map_new(
+    batches: dict[int, Arrays], pipe: Connection, request: _Request, source: SplitReader
+) -> None:
+    """Map the memory whose descriptor follows the request."""
+    assert request.memory is not None and source.form.shapes is not None
+    descriptor = recv_handle(pipe)
+    try:
+        batches[request.memory] = map_batch(descriptor, source.form.shapes, request.rows)
+    finally:
+        os.close(descriptor)
+
+
+def _answer_to(
+    request: _Request, batches: dict[int, Arrays], source: SplitReader
+) -> list[Fields] | None:
+    """Read samples: return them, or write them to the memory of their batch."""
+    if request.memory is None:
+        return [source.read(request.split, index, epoch) for index, epoch in request.keys]
+    arrays = batches[request.memory]
+    for row, (index, epoch) in enumerate(request.keys, start=request.first_row):
+        for name, values in source.read(request.split, index, epoch).items():
+            arrays[name][row] = values
+    return None
 
 
 def _die_with_parent() -> None:

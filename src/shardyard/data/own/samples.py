@@ -8,12 +8,12 @@ import numpy as np
 from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
-from shardyard.data.loader import IGNORED
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.order import SampleKey
 from shardyard.data.own.dataset import DatasetCode
 from shardyard.data.own.items import Fields, ItemForm, too_long
 from shardyard.data.own.readers import Readers, SplitReader
-from shardyard.data.samples import Prepare, Sample, Stream
+from shardyard.data.samples import Prepare, Sample, Stream, stacked_batch
 from shardyard.data.shards import ITEMS_VERSION, read_manifest
 from shardyard.errors import RequestError
 
@@ -35,6 +35,7 @@ class ItemSet:
         padding: A row without weight.
         """
         self.num_samples = num_samples
+        self.has_one_form = readers.has_one_form
         self._readers = readers
         self._split = split
         self._to_sample = to_sample
@@ -43,6 +44,14 @@ class ItemSet:
     def sample(self, index: int, epoch: int) -> Sample:
         """Sample ``index`` as it is in that pass over the split."""
         return self.read([(index, epoch)])[0]
+
+    def read_stacked(self, keys: Sequence[SampleKey], rows: int) -> Fields:
+        """Read samples of one form side by side, as arrays (rows, ...) with zeros after them.
+
+        Raises:
+            RequestError, DataError: As ``read``.
+        """
+        return self._readers.read_stacked(self._split, keys, rows)
 
     def read(self, keys: Sequence[SampleKey]) -> list[Sample]:
         """Read samples side by side.
@@ -67,6 +76,13 @@ class ItemStream(Stream):
 
     def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
         return self._items.read(keys)
+
+    def micro_batch(self, positions: range, size: int) -> MicroBatch:
+        """Read as ``Stream.micro_batch``; items of one form come stacked from the readers."""
+        if not self._items.has_one_form:
+            return super().micro_batch(positions, size)
+        fields = self._items.read_stacked(self._keys(positions), size)
+        return stacked_batch(fields, positions, [1] * len(positions), self._prepare)
 
 
 def open_items(
