@@ -35,6 +35,7 @@ def test_values_of_a_site_file_are_shown_with_file_and_line(
     lines = [" ".join(line.split()) for line in captured.out.splitlines()]
     assert f"image a site file {site}, line 2" in lines
     assert f"site files {site} read below the recipe, the last one wins" in lines
+    assert not [line for line in lines if line.startswith("origins")]  # in the rows already
     assert captured.err == f"note: site file {site} sets launch.image\n"
     assert main(["config", "model.preset=llama-tiny", "launch.image=b", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

@@ -200,6 +200,15 @@ def test_a_price_above_the_limit_is_refused(
     assert asked.launch.max_usd == 1e9  # reaches the nodes, which hold the run to it
 
 
+def test_a_limit_without_a_price_can_be_lifted(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    limited = ("--yes", "launch.max_usd=50", "launch.time_limit=2h")
+    assert launch(tmp_path, fake, *limited) == 2
+    assert "on machines that cost nothing, set launch.max_usd=null." in capsys.readouterr().err
+    assert launch(tmp_path, fake, *limited, "launch.max_usd=null") == 0
+
+
 def test_this_machine_costs_nothing_whatever_its_launcher_is_called(
     tmp_path: Path, fake: FakeLauncher, capsys: Captured
 ) -> None:

@@ -272,6 +272,7 @@ def test_a_file_that_is_no_recipe_is_refused_with_its_place(
         ("quickstart", "Did you mean examples/quickstart.yaml"),
         ("clusters/a.us-east-1/launch.yaml", "`shardyard cluster create` writes it"),
         ("gone", "Give a YAML file"),
+        ("observe.alerts.0.when=cost", r"An override .* list: 'observe.alerts=\[...\]'"),
     ],
 )
 def test_a_missing_recipe_says_what_is_likely_meant(

@@ -58,12 +58,16 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for name, entry in settings.items():
         section, _, key = name.partition(".")
+        if name == "run.origins" and entry["value"]:
+            continue  # file and line are in the row of each setting
         row = (key, write_default(entry["value"]), entry["reason"])
         sections.setdefault(section, []).append(row)
     for section, rows in sections.items():
         print_table(("", "", ""), rows, title=section)
     length_text = "not known yet" if preview.steps is None else f"{preview.steps:,} steps"
     parameters = ("not known yet", "the module of your own says how many")
+    if request.network is not None:
+        parameters = ("not known yet", "`shardyard plan` counts them, for the classes of the data")
     if shape is not None:
         parameters = (format_count(shape.parameters), f"a {shape.model_type} of this shape")
     rows = [

@@ -218,6 +218,8 @@ def _suggest_file(file: Path) -> str:
     name = str(file).partition("=")[0].strip()
     if name in settings():
         return f"An override is one word without spaces: {name}=VALUE."
+    if (entry := re.match(r"([a-z_]+(?:\.[a-z_]+)+)[.\[][0-9]+\b", name)) is not None:
+        return f"An override cannot change an entry of a list. Set the list: '{entry[1]}=[...]'."
     near = difflib.get_close_matches(file.name, _yaml_files(file.parent), n=1, cutoff=0.5)
     if near:
         return f"Did you mean {file.parent / near[0]}?"

@@ -13,7 +13,15 @@ from typing import Any, Literal, TypeVar
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
-from shardyard.config.sources import is_name, is_pattern, is_remote, matches_of, split_pattern
+from shardyard.config.sources import (
+    DIGITS,
+    is_name,
+    is_pattern,
+    is_remote,
+    matches_of,
+    split_pattern,
+)
+from shardyard.config.tasks import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.errors import Problem, RecipeError
 
@@ -172,7 +180,7 @@ def check_mounted_paths(recipe: Recipe, node_paths: NodePaths) -> list[Problem]:
 def check_local_paths(recipe: Recipe) -> list[Problem]:
     """Find every path to data or a model that this machine would read and does not have."""
     return [
-        Problem(path.setting, _missing_text(path))
+        Problem(path.setting, _missing_text(path, task=recipe.task.name))
         for path in paths_of(recipe)
         if path.row.opened_by == "run"
         and not path.row.is_made
@@ -188,7 +196,7 @@ def _is_missing(location: str) -> bool:
         return False
 
 
-def _missing_text(path: RecipePath) -> str:
+def _missing_text(path: RecipePath, *, task: str) -> str:
     if path.setting == "model.path":
         return (
             f"={path.text} does not exist. {_near_hint(path)}Give a Hugging Face folder that holds "
@@ -199,9 +207,11 @@ def _missing_text(path: RecipePath) -> str:
             f"={path.text} does not exist. {_near_hint(path)}Give the folder that PEFT's "
             "save_pretrained or `shardyard export` wrote."
         )
+    is_of_images = task_row(task).reads == "images"
+    always = f"{DIGITS} for pictures" if is_of_images else "python-stdlib for text"
     return (
         f"={path.text!r} does not exist (looked for {Path(path.text).expanduser().absolute()}). "
-        f"{_near_hint(path)}Correct the path, or use python-stdlib for text that is always there."
+        f"{_near_hint(path)}Correct the path, or use {always} that is always there."
     )
 
 

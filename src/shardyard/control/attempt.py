@@ -328,8 +328,13 @@ def _split_rows(name: str, metadata: DatasetMetadata) -> list[tuple[str, str]]:
         rows.append((f"true pairs{of}", f"{metadata.true_pairs:.1%} of the training pairs"))
     if metadata.empty_classes is not None:
         rows.append(("class folders without a picture", metadata.empty_classes))
+    if metadata.broken_pictures:
+        what = f"{metadata.broken_pictures:,} broken pictures, listed in left-out.txt"
+        rows.append((f"left out{of}", what))
     if metadata.unvalidated_classes is not None:
-        rows.append(("classes without validation pictures", metadata.unvalidated_classes))
+        by_hash = metadata.validation_files is None
+        more = " (a larger data.eval_fraction takes more)" if by_hash else ""
+        rows.append(("classes without validation pictures", metadata.unvalidated_classes + more))
     if metadata.asked_files is not None:
         why = "named as validation or test data, and data.source names it"
         rows.append((f"trained on all the same{of}", f"{metadata.asked_files} ({why})"))

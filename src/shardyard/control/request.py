@@ -57,6 +57,7 @@ from shardyard.config.rules.custom_module import (
     on_generic_path,
     require_shape,
 )
+from shardyard.config.rules.images import check_image_size
 from shardyard.config.rules.model import check_model
 from shardyard.config.run_length import check_run_length
 from shardyard.config.schema.recipe import Model, Recipe
@@ -220,6 +221,10 @@ class Request:
                 shape,
                 has_weights=needs_weights or model.path is not None,
             )
+        network = None if why_no_shape else network_or_none(anchored, folder)
+        if network is not None:
+            has_weights = folder is not None and has_weight_files(folder)
+            _raise_if_any(check_image_size(anchored, network, folder if has_weights else None))
         growth = _growth(anchored, shape if match is None else match.shape, folder)
         _raise_if_any(_adapter_problems(model, growth.shape))
         request = Request(
@@ -230,7 +235,7 @@ class Request:
             shape=growth.shape,
             growth_note=growth.note,
             no_shape_reason=why_no_shape,
-            network=None if why_no_shape else network_or_none(anchored, folder),
+            network=network,
             weight_notes=() if match is None else match.notes,
         )
         request.check_compatibility(is_new=previous is None)

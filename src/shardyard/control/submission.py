@@ -190,7 +190,8 @@ def refusals(proposal: Proposal) -> list[str]:
     if usd is None:
         found.append(
             f"launch.max_usd={limit:g}, but the price is not known: {_no_price_reason(proposal)}, "
-            "so the limit cannot be checked. Name what is missing, or leave the limit out."
+            "so the limit cannot be checked. Name what is missing; on machines that cost nothing, "
+            "set launch.max_usd=null."
         )
     elif usd > limit:
         found.append(

@@ -1,11 +1,12 @@
 """What a recipe for images may not ask, and what of images a recipe for text may not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardyard.config.rules.check import load_checked_recipe
-from shardyard.config.rules.images import check_network
+from shardyard.config.rules.images import check_image_size, check_network
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RecipeError
 from shardyard.families.images.registry import IMAGE_PRESETS
@@ -31,7 +32,7 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("memory.loss_chunk=256", "memory.loss_chunk=256 is of text"),
         ("model.preset=llama-tiny", "is not a network for images. Use resnet-tiny, resnet18, "),
         ("parallel.tp=2", "parallel.tp=2: in a network for images "),
-        ("optim.lr=auto", "Set optim.lr=0.1, usual for 256 images a step"),
+        ("optim.lr=auto", "Set optim.lr=0.1, usual for 256 images a step with sgd and momentum"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
         ("optim.name=muon", "which of a network for images those are is not known. Use adamw, or"),
         (
@@ -51,6 +52,31 @@ def test_what_says_nothing_of_images_is_refused(override: str, words: str) -> No
     with pytest.raises(RecipeError) as refused:
         load_checked_recipe(IMAGES, [override])
     assert words in str(refused.value)
+
+
+def test_the_usual_rate_is_that_of_the_optimizer() -> None:
+    with pytest.raises(RecipeError, match=r"Set optim.lr=1e-3, usual with adamw; or optim.name=sg"):
+        load_checked_recipe({**IMAGES, "optim": {}})
+
+
+def test_a_dataset_of_the_users_own_is_a_source_of_images() -> None:
+    own = {**IMAGES, "data": {"module": "tests.config.rules.test_images:pictures"}}
+    load_checked_recipe(own)
+
+
+def pictures(split: str) -> None:
+    """A dataset; only its source is read."""
+
+
+def test_weights_with_positions_are_for_images_of_one_size() -> None:
+    recipe = load_checked_recipe({**IMAGES, "model": {"path": "vit"}}, ["data.images.size=48"])
+    network = IMAGE_PRESETS["vit-b16"].at_size(32)
+    (found,) = check_image_size(recipe, network, Path("vit"))
+    assert "=48, but the weights of vit have positions for images of 32 pixels" in str(found)
+    assert "Set data.images.size=32" in str(found)
+    assert not check_image_size(recipe, network.at_size(48), Path("vit"))
+    assert not check_image_size(recipe, IMAGE_PRESETS["resnet18"], Path("resnet"))
+    assert not check_image_size(recipe, network, None)
 
 
 def test_a_recipe_for_images_names_its_images() -> None:

@@ -75,6 +75,7 @@ def test_an_option_that_the_launch_sets_itself_is_refused_with_the_setting_s_nam
                 "exclude, "
             ),
         ),
+        ("walltime", "is not an option that Shardyard passes on. Did you mean launch.time_limit? "),
         ("wrap", "is not an option that Shardyard passes on."),
         ("--exclude", "is written without dashes. Write exclude."),
         ("uid", "is not an option that Shardyard passes on."),

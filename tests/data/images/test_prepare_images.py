@@ -133,7 +133,7 @@ def test_empty_classes_and_those_without_validation_pictures_are_named(tmp_path:
         "class folders without a picture: train/zoo, val/bee",
         "classes without validation pictures: bee",
     ]
-    flat = class_folders(tmp_path / "b", {"ant": range(4)})
+    flat = class_folders(tmp_path / "b", {"ant": range(4), "bee": range(4, 8)})
     (flat / "yak").mkdir()
     assert run(flat, tmp_path, eval_fraction=0).empty_classes == "yak"
 

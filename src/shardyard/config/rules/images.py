@@ -92,6 +92,26 @@ def _check_single_image_batch(recipe: Recipe, network: ImageNetwork) -> Iterable
     yield Problem("optim.global_batch", f"{text}, or optim.global_batch={max(2, samples - 1)}.")
 
 
+def check_image_size(recipe: Recipe, network: ImageNetwork, folder: Path | None) -> list[Problem]:
+    """Find a size of images for which the weights of a folder have no positions.
+
+    Args:
+        network: As its config.json says it.
+        folder: That holds its weights; None: it has none.
+    """
+    size = recipe.data.images.size
+    if size in ("auto", network.size) or not KINDS[network.model_type].has_positions:
+        return []
+    if folder is None or recipe.model.weights == "random":
+        return []
+    text = (
+        f"={size}, but the weights of {folder} have positions for images of {network.size} pixels "
+        f"(image_size in config.json). Set data.images.size={network.size}, to which all images "
+        "are resized, or model.weights=random to train from the beginning."
+    )
+    return [Problem("data.images.size", text)]
+
+
 def check_network(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
     """Yield problems of settings that a network does not support, once it is known."""
     kind, model = KINDS[network.model_type], recipe.model
@@ -149,7 +169,7 @@ def check_images(recipe: Recipe) -> Iterable[Problem]:
             if value not in (type(content)().__getattribute__(key), None):
                 text = f"={value} is of text, and {task} reads images. Leave it out."
                 yield Problem(f"{section}.{key}", text)
-    if "source" not in recipe.data.model_fields_set:
+    if "source" not in recipe.data.model_fields_set and recipe.data.module is None:
         yield Problem("data.source", "names no images. Give a folder that holds one of each class.")
     if recipe.model.preset is not None and recipe.model.preset not in IMAGE_PRESETS:
         text = (
@@ -159,10 +179,7 @@ def check_images(recipe: Recipe) -> Iterable[Problem]:
     yield from check_unsupported_axes(recipe, _WHAT)
     yield from _check_augmentation(recipe)
     if recipe.optim.lr == "auto":
-        text = (
-            "=auto is not known for images: it depends on the recipe as a whole. Set optim.lr=0.1, "
-        )
-        yield Problem("optim.lr", f"{text}usual for 256 images a step with sgd and momentum.")
+        yield Problem("optim.lr", _usual_rate(recipe))
     if recipe.model.lora.rank is not None:
         yield Problem("model.lora.rank", f": adapters are not built for {_WHAT}. Leave it out.")
     if recipe.memory.offload in ("activations", "params"):
@@ -172,6 +189,17 @@ def check_images(recipe: Recipe) -> Iterable[Problem]:
     if recipe.precision.compute == "fp8":
         text = f"=fp8 is not built for {_WHAT}. Use bf16 or fp32."
         yield Problem("precision.compute", text)
+
+
+def _usual_rate(recipe: Recipe) -> str:
+    """Return why the learning rate is not known, and one to begin with for the optimizer."""
+    text = "=auto is not known for images: it depends on the recipe as a whole. Set "
+    if recipe.optim.name in ("sgd", "lars"):
+        return f"{text}optim.lr=0.1, usual for 256 images a step with sgd and momentum."
+    return (
+        f"{text}optim.lr=1e-3, usual with {recipe.optim.name}; or optim.name=sgd "
+        "optim.momentum=0.9 optim.lr=0.1, usual for a ResNet and 256 images a step."
+    )
 
 
 def _check_augmentation(recipe: Recipe) -> Iterable[Problem]:

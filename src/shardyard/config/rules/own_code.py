@@ -151,7 +151,8 @@ def _check_dataset(recipe: Recipe) -> Iterable[Problem]:
         return
     for key in ("source", "mixture", "eval_source"):
         if key in given and getattr(data, key) != getattr(Data(), key):
-            text = f"and data.module={data.module} both say where data comes from. Keep one."
+            text = f"and data.module={data.module} both say where data comes from. Remove one "
+            text += "of the two from the recipe."
             yield Problem(f"data.{key}", text)
     if task_row(recipe.task.name).reads == "images":
         for key in _OF_IMAGE_FILES:

@@ -205,4 +205,6 @@ def _rejection_reason(name: str) -> str:
         return f"is written without dashes. Write {name}."
     near = difflib.get_close_matches(name, [*ALLOWED, *RESERVED], n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
+    if near and near[0] in RESERVED and not RESERVED[near[0]].startswith("Leave"):
+        meant = f"Did you mean {RESERVED[near[0]]}? "
     return f"is not an option that Shardyard passes on. {meant}Allowed are {', '.join(ALLOWED)}."

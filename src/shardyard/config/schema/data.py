@@ -47,9 +47,9 @@ class Images(Section):
     broken: Literal["refuse", "leave_out"] = "refuse"
     """Broken pictures are an error, or (leave_out) skipped and listed in left-out.txt."""
     image_key: str = "image"
-    """Parquet column of the pictures."""
+    """Column of the pictures in Parquet, or of their names in a CSV of labels."""
     label_key: str = "label"
-    """Parquet column, or JSON key in tar shards, of the labels."""
+    """Column in Parquet or CSV, or JSON key in tar shards, of the labels."""
     threads: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Decoding threads per process. auto: by the measured decoding rate, at most its cores."""
     cache_mib: Annotated[int, Field(ge=1)] = 640

@@ -215,7 +215,7 @@ def _check_train_classes(
     shown_names = ", ".join(escape_text(name) for name in alone[:_SHOWN])
     more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
     remedy = (
-        "Give pictures of them in train, or take them out of what is held out."
+        "Give pictures of them in train, or take them out of the validation data."
         if request["held_out"] is not None
         else "Give more pictures of them, or a smaller data.eval_fraction."
     )

@@ -53,7 +53,7 @@ class SourceImage:
 
 
 def images_of_folders(
-    files: tuple[SourceFile, ...], labels: tuple[str, ...], splits: tuple[Split | None, ...]
+    files: tuple[SourceFile, ...], labels: tuple[int | str, ...], splits: tuple[Split | None, ...]
 ) -> Iterator[SourceImage]:
     """Pictures of class folders.
 

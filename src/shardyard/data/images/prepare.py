@@ -83,8 +83,12 @@ def prepare_images(
                 _build(folder, recipe, listing, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    unvalidated = read_manifest(folder, (IMAGES_VERSION,)).get("unvalidated", ())
-    metadata = replace(read_metadata(folder), unvalidated_classes=first_names(unvalidated))
+    manifest = read_manifest(folder, (IMAGES_VERSION,))
+    metadata = replace(
+        read_metadata(folder),
+        unvalidated_classes=first_names(manifest.get("unvalidated", ())),
+        broken_pictures=manifest.get("left_out", 0),
+    )
     return listing.with_file_lists(metadata)
 
 
@@ -141,6 +145,7 @@ def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
         "checked": images.check,
         "broken": images.broken,
         "keys": None if listing.kind == "folders" else [images.image_key, images.label_key],
+        **({"table": True} if listing.from_tables else {}),
     }
 
 
@@ -170,7 +175,7 @@ def _build(
         )
     stay = listing.files if listing.kind == "shards" else ()
     parts = None if request["packed"] else stay
-    commit(folder, pieces, request, parts=parts, by_number=listing.kind != "folders")
+    commit(folder, pieces, request, parts=parts, by_number=listing.classes_are_numbers)
 
 
 def pieces_of(
@@ -217,7 +222,7 @@ def _folder_pieces(folder: Path, listing: Listing, options: ImageOptions) -> lis
             read = partial(
                 images_of_folders,
                 tuple(files),
-                tuple(map(listing.class_of, files)),
+                tuple(map(listing.label_of, files)),
                 tuple(map(listing.split_of, files)),
             )
             words = f"{escape_text(files[0].path)} and {len(files) - 1} other pictures"

@@ -21,6 +21,7 @@ from shardyard.config.split_names import KEYWORDS, NamedSplit, split_in, validat
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.digits import DIGITS_FILE
 from shardyard.data.images.imagenet import as_class_folders, expand_tar, is_imagenet
+from shardyard.data.images.label_tables import TABLES, pictures_of_tables
 from shardyard.data.images.tar import InTar
 from shardyard.data.stores.base import find_all
 from shardyard.errors import RequestError
@@ -55,7 +56,12 @@ _KINDS: dict[str, Kind] = {
 }
 EVAL_SOURCE = "data.eval_source"
 _SHOWN = 4
-_WHAT = "class folders (CLASS/name.jpg), tar shards (.tar, .tar.gz) or Parquet files with pictures"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+"""A class number in a table of labels; 007 is a name."""
+_WHAT = (
+    "class folders (CLASS/name.jpg), a CSV file that names pictures and classes, tar shards (.tar, "
+    ".tar.gz) or Parquet files with pictures"
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class Listing:
     """Files that their names keep out of the training, and that are not validated on."""
     empty: tuple[str, ...] = ()
     """Class folders that hold no picture."""
+    from_tables: bool = False
+    """Whether tables of labels name the files, so that whole numbers are numbers of classes."""
 
     @property
     def has_validation_split(self) -> bool:
@@ -106,6 +114,18 @@ class Listing:
         """Class of a file in a class folder."""
         part = self.chosen_class_part if file.path in self._chosen_paths else self.class_part
         return PurePosixPath(file.name).parts[part]
+
+    @cached_property
+    def classes_are_numbers(self) -> bool:
+        """Whether the classes of all files are whole numbers that count classes."""
+        if self.kind != "folders":
+            return True
+        return self.from_tables and all(_NUMBER.fullmatch(self.class_of(f)) for f in self.files)
+
+    def label_of(self, file: SourceFile) -> int | str:
+        """Class of a file, as a number where the classes are numbers."""
+        name = self.class_of(file)
+        return int(name) if self.classes_are_numbers else name
 
     def with_file_lists(self, metadata: DatasetMetadata) -> DatasetMetadata:
         """Return facts of what was prepared, with the files that its splits come from."""
@@ -141,6 +161,7 @@ def list_images(recipe: Recipe) -> Listing:
 
     Raises:
         RequestError: They name no files, files of several kinds, or of none.
+        SourceError: A table of labels cannot be used.
         AccessError: Access to a remote place is denied.
         CapacityError: It cannot be reached.
     """
@@ -187,6 +208,7 @@ def list_images(recipe: Recipe) -> Listing:
         chosen_class_part=chosen.class_part,
         excluded=tuple(file for file in left_out if file.path not in used),
         empty=whole.empty,
+        from_tables=whole.from_tables and chosen.from_tables,
     )
 
 
@@ -211,9 +233,15 @@ def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
             )
             by_path.setdefault(each.path, file)
     files, source = expand_tar([*by_path.values()]), f"{setting}={sources!r}"
+    is_chosen = setting == EVAL_SOURCE
+    if files and all(file.format in TABLES for file in files):
+        images = data.images
+        files = pictures_of_tables(files, image_key=images.image_key, label_key=images.label_key)
+        listing = _split_by_name("folders", files, source, is_chosen=is_chosen)
+        return replace(listing, from_tables=True)
     if is_imagenet(files, source):
         files = as_class_folders(files, source, complete=data.images.complete)
-    elif not data.images.complete and setting != EVAL_SOURCE:
+    elif not data.images.complete and not is_chosen:
         raise RequestError(
             f"data.images.complete={data.images.complete} says which pictures of ImageNet must be "
             f"there, and {source} is not its tree ILSVRC. Leave it out."
@@ -226,8 +254,10 @@ def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
         )
     ours = [file for file in files if _KINDS.get(file.format) == kind]
     listing = _split_by_name(
-        kind, _with_named_splits(kind, ours, asked), source, is_chosen=setting == EVAL_SOURCE
+        kind, _with_named_splits(kind, ours, asked), source, is_chosen=is_chosen
     )
+    if kind == "folders" and listing.validation_source is None and not is_chosen:
+        _reject_single_class(listing, files, source)
     return replace(listing, empty=_empty_classes(entries, listing))
 
 
@@ -292,9 +322,8 @@ def _common_kind(files: Sequence[SourceFile], source: str) -> Kind:
     is_alone = {file.name: "/" not in file.name for file in files}
     strays = [f.name for f in files if is_alone[f.name] and f.format in PICTURES]
     if strays:
-        _raise_request_error(
-            source, strays, "lie in no class folder", "Put each into a folder of its class."
-        )
+        remedy = "Put each into a folder of its class." + _table_hint(files)
+        _raise_request_error(source, strays, "lie in no class folder", remedy)
     others = [f.name for f in files if not is_alone[f.name] and f.format not in PICTURES]
     if others:
         what = "in class folders have no suffix of a picture"
@@ -302,6 +331,25 @@ def _common_kind(files: Sequence[SourceFile], source: str) -> Kind:
             source, others, what, f"Take them out, or rename pictures ({_suffixes()})."
         )
     return kind
+
+
+def _reject_single_class(listing: Listing, files: Sequence[SourceFile], source: str) -> None:
+    """Raise where all pictures lie in one folder, which is no class but holds all of them."""
+    classes = {listing.class_of(file) for file in listing.files}
+    if len(classes) == 1:
+        raise RequestError(
+            f"{source}: all pictures lie in one class folder, {escape_text(classes.pop())}, so "
+            f"there is no other class to learn. Give the folder that holds the class folders."
+            f"{_table_hint(files)}"
+        )
+
+
+def _table_hint(files: Sequence[SourceFile]) -> str:
+    """Return how to use a table that lies next to pictures; empty: there is none."""
+    path = next((file.path for file in files if file.format in TABLES), None)
+    if path is None:
+        return " Or write a CSV file with the columns image and label, and give that."
+    return f" If {escape_text(path)} has the class of each: data.source={escape_text(path)}"
 
 
 def _with_named_splits(

@@ -66,6 +66,8 @@ class ImageKind:
     """
     is_head_by_inputs: bool = False
     """Whether the head is drawn by what goes in, its bias too, as torch does it."""
+    has_positions: bool = False
+    """Whether a table of positions follows the size of images, so that weights are of one size."""
     last_norm: str | None = None
     """The last batch normalisation of a branch, which may begin at zero."""
 

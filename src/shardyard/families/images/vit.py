@@ -48,6 +48,7 @@ VIT = ImageKind(
     block_classes=("ViTLayer",),
     branches=("attention", "mlp"),
     of_config=_of_config,
+    has_positions=True,
 )
 
 
