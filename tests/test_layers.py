@@ -50,7 +50,7 @@ TRAINING_ROWS = [
     {"parallel"},
     {"tasks"},
     {"checkpoint", "observe", "telemetry"},
-    {"train"},
+    {"train", "evaluation"},
     {"elastic", "library"},
 ]
 """From the bottom up: a package imports from rows below its own, never from its own row. A

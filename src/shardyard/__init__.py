@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardyard.control.analysis import ComparedRuns, Scaling, compare, study
     from shardyard.control.api import Job, Result, Run, launch, runs
+    from shardyard.control.evaluate import evaluate_model
     from shardyard.control.plan import Prediction
     from shardyard.control.plan import predict as plan
     from shardyard.control.request import resolve_recipe as resolve
@@ -45,6 +46,7 @@ __all__ = [
     "clip_gradients",
     "compare",
     "evaluate",
+    "evaluate_model",
     "export",
     "fill_weights",
     "forward_backward",
@@ -69,6 +71,7 @@ _CONTROL = {
     "Run": "api:Run",
     "Scaling": "analysis:Scaling",
     "compare": "analysis:compare",
+    "evaluate_model": "evaluate:evaluate_model",
     "launch": "api:launch",
     "plan": "plan:predict",
     "resolve": "request:resolve_recipe",

@@ -1,0 +1,390 @@
+"""Evaluate a model folder, or a checkpoint of a run, on tasks and text.
+
+Run as a program: ``python -m shardyard.evaluation.run --folder DIR|--run RUN_DIR [--task FILE]...``.
+It prints one line of JSON. A checkpoint is first exported next to the run, as `shardyard export`
+does, with adapters merged. Each process has the whole model and answers its share of the batches.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from shardyard.checkpoint.export import plan_export, write_export
+from shardyard.checkpoint.export_formats import has_adapters
+from shardyard.checkpoint.select import choose_checkpoint
+from shardyard.config.resolved import Resolved
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.evaluation.language_model import (
+    BATCH_TOKENS,
+    DTYPES,
+    check_folder,
+    check_memory,
+    load_config,
+    load_tokenizer,
+    make_batches,
+)
+from shardyard.evaluation.prompts import Example, build_examples
+from shardyard.evaluation.rows import read_documents, read_rows
+from shardyard.evaluation.scores import (
+    TextTotals,
+    sum_totals,
+    task_metrics,
+    text_metrics,
+    total_of,
+)
+from shardyard.evaluation.task_file import EvalTask, find_tasks
+from shardyard.evaluation.token_requests import (
+    Continuation,
+    Generation,
+    TokenRequest,
+    TokenRequests,
+    model_length,
+)
+from shardyard.evaluation.worker import (
+    Work,
+    answer_share,
+    read_answers,
+    write_answers,
+    write_work,
+)
+from shardyard.io.files import write_json
+from shardyard.own_processes import python_program, signals_as_exceptions
+from shardyard.parallel.device import available_device
+from shardyard.rundir.attempt_files import latest_resolved
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.script import check_has_recipe
+
+RESULTS = "evaluations"
+"""Folder in a run's folder: one file of results for each call."""
+TEXT_METRICS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    """Examples of one task, or texts, and the places of their requests."""
+
+    task: EvalTask | None
+    name: str
+    examples: Sequence[Example] = ()
+    texts: Sequence[str] = ()
+    places: list[list[int]] = field(default_factory=list)
+    """By example or text."""
+
+
+class _Requests:
+    """Requests of all tasks, in one list."""
+
+    def __init__(self, make: TokenRequests) -> None:
+        self._make = make
+        self.all: list[TokenRequest] = []
+
+    def add_task(self, task: EvalTask, examples: Sequence[Example]) -> _Scored:
+        scored = _Scored(task=task, name=task.name, examples=examples)
+        if task.output_type == "loglikelihood_rolling":
+            return self.add_texts(task.name, [each.continuations[0] for each in examples], task)
+        for number, each in enumerate(examples):
+            where = f"task {task.name}, row {number}"
+            requests: list[TokenRequest] = [
+                self._make.continuation(context, text, where)
+                for context, text in zip(each.contexts, each.continuations, strict=False)
+            ]
+            if task.output_type == "generate_until":
+                context = each.contexts[0]
+                requests = [self._make.generation(context, task.until, task.max_tokens)]
+            scored.places.append(self._add(requests))
+        return scored
+
+    def add_texts(self, name: str, texts: Sequence[str], task: EvalTask | None = None) -> _Scored:
+        scored = _Scored(task=task, name=name, texts=texts)
+        scored.places.extend(self._add(self._make.windows(each)) for each in texts)
+        return scored
+
+    def _add(self, requests: Sequence[TokenRequest]) -> list[int]:
+        self.all += requests
+        return list(range(len(self.all) - len(requests), len(self.all)))
+
+
+def evaluate_folder(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """Evaluate a model folder; returns what is printed.
+
+    Raises:
+        ShardyardError: A task, the model or a process failed.
+    """
+    check_folder(folder)
+    tokenizer, config = load_tokenizer(folder), load_config(folder)
+    length = model_length(config, tokenizer)
+    if asked.context is not None and asked.context > length:
+        raise RequestError(f"--context {asked.context}: the model reads up to {length} tokens.")
+    context = asked.context or length
+    requests = _Requests(TokenRequests(tokenizer, context))
+    scored = [requests.add_task(task, _examples(task, asked.limit)) for task in asked.tasks]
+    scored += [
+        requests.add_texts(source, _documents(source, asked.text_key, asked.limit))
+        for source in asked.text
+    ]
+    processes = _processes(asked.processes)
+    check_memory(folder, asked.dtype, processes)
+    text_config = getattr(config, "text_config", None) or config
+    batches = make_batches(
+        requests.all, batch_tokens=asked.batch_tokens, vocab_size=int(text_config.vocab_size)
+    )
+    work = Work(
+        model=str(folder),
+        dtype=asked.dtype,
+        batch_tokens=asked.batch_tokens,
+        processes=min(processes, max(1, len(batches))),
+        continuations={n: r for n, r in enumerate(requests.all) if isinstance(r, Continuation)},
+        generations={n: r for n, r in enumerate(requests.all) if isinstance(r, Generation)},
+        batches=batches,
+    )
+    print(
+        f"scoring {len(requests.all):,} requests in {len(batches):,} batches, "
+        f"{work.processes} process(es) on {available_device()}",
+        file=sys.stderr,
+        flush=True,
+    )
+    started_s = time.monotonic()
+    answers, dtype = _answers(work)
+    return {
+        "model": str(folder),
+        "dtype": dtype,
+        "context_tokens": context,
+        "processes": work.processes,
+        "wall_s": round(time.monotonic() - started_s, 3),
+        "requests": len(requests.all),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "results": [_result(each, requests.all, answers) for each in scored],
+    }
+
+
+def _examples(task: EvalTask, limit: int | None) -> list[Example]:
+    rows = read_rows(task, task.split)
+    shot_rows = []
+    if task.shots.number and not task.shots.samples:
+        is_same = task.shot_split == task.split
+        shot_rows = rows if is_same else read_rows(task, task.shot_split)
+    return build_examples(task, rows, shot_rows, limit)
+
+
+def _documents(source: str, text_key: str, limit: int | None) -> list[str]:
+    documents = []
+    for number, text in enumerate(read_documents(source, text_key)):
+        if limit is not None and number >= limit:
+            break
+        documents.append(text)
+    return documents
+
+
+def _processes(asked: int | None) -> int:
+    """Number of processes: one for each accelerator; on a CPU, one."""
+    device = available_device()
+    devices = 1 if device == "cpu" else int(torch.get_device_module(device).device_count())
+    if asked is not None and device != "cpu" and asked > devices:
+        raise RequestError(f"--processes {asked}: this machine has {devices} accelerator(s).")
+    return asked or devices
+
+
+def _answers(work: Work) -> tuple[dict[int, Any], str]:
+    """Answers to all requests by their places, and the dtype of the weights."""
+    with tempfile.TemporaryDirectory(prefix="shardyard-evaluate-") as name:
+        folder = Path(name)
+        if work.processes == 1:
+            mine, dtype = answer_share(work, 0)
+            write_answers(mine, dtype, folder, 0)
+        else:
+            write_work(work, folder)
+            _run_workers(work.processes, folder)
+        answers: dict[int, Any] = {}
+        dtype = ""
+        for rank in range(work.processes):
+            content = read_answers(folder, rank)
+            dtype = content["dtype"]
+            answers |= {int(place): each for place, each in content["answers"].items()}
+    return answers, dtype
+
+
+def _run_workers(number: int, folder: Path) -> None:
+    """Run the processes to their end.
+
+    Raises:
+        ShardyardError: One failed; the others are ended.
+    """
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for rank in range(number):
+            command = python_program("shardyard.evaluation.worker", str(folder), str(rank))
+            running[rank] = subprocess.Popen(command)
+        while running:
+            for rank, process in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                del running[rank]
+                if code != 0:
+                    raise _worker_error(folder, rank, code)
+            time.sleep(_POLL_S)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _worker_error(folder: Path, rank: int, code: int) -> ShardyardError:
+    try:
+        content = read_answers(folder, rank)
+    except (OSError, ValueError):
+        return ShardyardError(
+            f"process {rank} of the evaluation ended with exit code {code}; its output is above. "
+            "If it was killed (-9), memory was short: use fewer --processes, or --dtype bfloat16."
+        )
+    kind = RequestError if content["exit_code"] == RequestError.exit_code else ShardyardError
+    return kind(content["error"])
+
+
+def _result(
+    scored: _Scored, requests: Sequence[TokenRequest], answers: dict[int, Any]
+) -> dict[str, Any]:
+    """Result of one task, or of texts."""
+    given = [[answers[place] for place in places] for places in scored.places]
+    task = scored.task
+    if scored.texts:
+        totals = []
+        for text, places, each in zip(scored.texts, scored.places, given, strict=True):
+            windows = [requests[place] for place in places]
+            tokens = sum(len(w.targets) for w in windows if isinstance(w, Continuation))
+            totals.append(total_of(text, sum(likelihood for likelihood, _ in each), tokens))
+        whole = sum_totals(totals)
+        metrics = text_metrics(whole, TEXT_METRICS if task is None else task.metrics)
+        counts = _counts(whole)
+    else:
+        assert task is not None
+        metrics, counts = task_metrics(task, scored.examples, given), {}
+    return {
+        "name": scored.name,
+        "kind": "text" if task is None else task.output_type,
+        "examples": len(scored.places),
+        "shots": 0 if task is None else task.shots.number,
+        **({} if task is None else {"file": task.path, "sha256": task.sha256}),
+        **counts,
+        "metrics": [each.to_json() for each in metrics],
+    }
+
+
+def _counts(totals: TextTotals) -> dict[str, int]:
+    return {"tokens": totals.tokens, "words": totals.words, "bytes": totals.bytes}
+
+
+@contextmanager
+def _exported(run_dir: RunDir, asked: argparse.Namespace) -> Iterator[tuple[Path, int]]:
+    """Export a checkpoint into a folder that is removed afterwards; yields it and the step."""
+    resolved = _resolved(run_dir)
+    chosen = choose_checkpoint(run_dir, asked.step)
+    for note in (*([chosen.note] if chosen.note else []), *chosen.damaged):
+        print(f"warning: {note}. Step {chosen.step} is evaluated.", file=sys.stderr)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".evaluate-", dir=run_dir.path)
+    except OSError:  # somebody else's run, which this user may only read
+        scratch = tempfile.TemporaryDirectory(prefix="shardyard-evaluate-")
+    with scratch as name:
+        folder = Path(name) / f"step-{chosen.step:08d}"
+        plan = plan_export(
+            chosen.path,
+            resolved,
+            folder,
+            dtype=DTYPES.get(asked.dtype),
+            merged=has_adapters(resolved),
+        )
+        write_export(plan, resolved)
+        yield folder, chosen.step
+
+
+def _resolved(run_dir: RunDir) -> Resolved:
+    """The run's recipe, of a causal language model.
+
+    Raises:
+        RequestError: It trains something else, or is not known.
+    """
+    check_has_recipe(
+        run_dir,
+        verb="`evaluate`",
+        instead="Export the model in the script by shardyard.export(model, FOLDER), then evaluate "
+        "the folder.",
+    )
+    resolved = latest_resolved(run_dir).resolved
+    if resolved is None:
+        raise RequestError(
+            f"{run_dir.path} has no attempt whose resolved.json can be read, so its model is not "
+            "known. Export it where it was trained, and evaluate the folder."
+        )
+    if resolved.shape is None or not resolved.shape.is_causal:
+        raise RequestError(
+            f"run {run_dir.run_id} trains task.name={resolved.recipe.task.name}, which is no "
+            "causal language model: it cannot score or continue text. Its validation metrics are "
+            f"in `shardyard report {run_dir.handle}`."
+        )
+    return resolved
+
+
+def _evaluate(asked: argparse.Namespace) -> dict[str, Any]:
+    asked.tasks = find_tasks(asked.task)
+    if asked.run is None:
+        return evaluate_folder(asked.folder.resolve(), asked)
+    run_dir = RunDir(asked.run.resolve())
+    with _exported(run_dir, asked) as (folder, step):
+        result = evaluate_folder(folder, asked)
+    result |= {"model": str(run_dir.checkpoint(step)), "run": run_dir.run_id, "step": step}
+    result["t"] = round(time.time(), 3)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    file = run_dir.path / RESULTS / f"step-{step:08d}-{stamp}.json"
+    try:
+        write_json(file, result)
+    except ShardyardError as error:
+        print(f"warning: the result is not kept in the run folder: {error}", file=sys.stderr)
+        return result
+    return {**result, "file": str(file)}
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m shardyard.evaluation.run")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--folder", type=Path)
+    where.add_argument("--run", type=Path)
+    parser.add_argument("--step", default="latest", help="a number, latest or best")
+    parser.add_argument("--task", action="append", default=[])
+    parser.add_argument("--text", action="append", default=[])
+    parser.add_argument("--text-key", default="text")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate and print the result; returns the exit code."""
+    try:
+        with signals_as_exceptions():
+            result = _evaluate(_parse(argv))
+    except ShardyardError as error:
+        print(json.dumps(error.to_json()))
+        return error.exit_code
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""One process of an evaluation: answers its share of the batches with the model on its device.
+
+Run as a program: ``python -m shardyard.evaluation.worker FOLDER RANK``. The folder has the work as
+JSON; the answers, or the error, are written there.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardyard.control_groups import usable_cores
+from shardyard.errors import ShardyardError
+from shardyard.evaluation.language_model import (
+    Answer,
+    LanguageModel,
+    ScoredContinuation,
+    load_tokenizer,
+)
+from shardyard.evaluation.token_requests import Continuation, Generation, TokenRequest
+from shardyard.io.files import read_json_object
+
+WORK, ANSWERS = "work.json", "answers-{}.json"
+_MOST_BYTES = 2**33
+_PROGRESS_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """All that the processes of an evaluation share."""
+
+    model: str
+    dtype: str | None
+    batch_tokens: int
+    processes: int
+    continuations: dict[int, Continuation]
+    """Place among all requests -> request."""
+    generations: dict[int, Generation]
+    batches: list[list[int]]
+    """Places of requests; process r answers each batch n for which n % processes = r."""
+
+    def request(self, place: int) -> TokenRequest:
+        found = self.continuations.get(place)
+        return self.generations[place] if found is None else found
+
+
+def write_work(work: Work, folder: Path) -> None:
+    """Write the work for processes to read."""
+    (folder / WORK).write_text(json.dumps(asdict(work)))
+
+
+def read_work(folder: Path) -> Work:
+    """Read the work of a folder."""
+    content = read_json_object(folder / WORK, limit_bytes=_MOST_BYTES)
+    scored, generated = content.pop("continuations"), content.pop("generations")
+    return Work(
+        **content,
+        continuations={
+            int(place): Continuation(tuple(each["inputs"]), tuple(each["targets"]))
+            for place, each in scored.items()
+        },
+        generations={
+            int(place): Generation(
+                tuple(each["prompt"]), tuple(each["until"]), each["max_tokens"]
+            )
+            for place, each in generated.items()
+        },
+    )  # fmt: skip
+
+
+def answer_share(work: Work, rank: int) -> tuple[dict[int, Answer], str]:
+    """Answer the batches of one process; returns the answers by place, and the model's dtype.
+
+    Raises:
+        ShardyardError: The model cannot be loaded, or a batch does not fit.
+    """
+    torch.set_num_threads(max(1, usable_cores() // work.processes))
+    folder = Path(work.model)
+    model = LanguageModel(
+        folder, load_tokenizer(folder), dtype=work.dtype, rank=rank,
+        batch_tokens=work.batch_tokens,
+    )  # fmt: skip
+    mine = work.batches[rank :: work.processes]
+    answers: dict[int, Answer] = {}
+    shown_s = time.monotonic()
+    for number, batch in enumerate(mine):
+        given = model.answer([work.request(place) for place in batch])
+        answers.update(zip(batch, given, strict=True))
+        if rank == 0 and time.monotonic() - shown_s > _PROGRESS_S:
+            shown_s = time.monotonic()
+            print(f"evaluated {number + 1:,} of {len(mine):,} batches", file=sys.stderr, flush=True)
+    return answers, model.dtype
+
+
+def write_answers(answers: dict[int, Answer], dtype: str, folder: Path, rank: int) -> None:
+    """Write the answers of one process."""
+    plain = {
+        place: [each.log_likelihood, each.is_greedy] if isinstance(each, ScoredContinuation) else each
+        for place, each in answers.items()
+    }  # fmt: skip
+    (folder / ANSWERS.format(rank)).write_text(json.dumps({"dtype": dtype, "answers": plain}))
+
+
+def read_answers(folder: Path, rank: int) -> dict[str, Any]:
+    """Read what ``write_answers`` wrote, or ``error`` with its ``exit_code``."""
+    return read_json_object(folder / ANSWERS.format(rank), limit_bytes=_MOST_BYTES)
+
+
+def main(argv: list[str]) -> int:
+    """Answer a share; returns the exit code."""
+    folder, rank = Path(argv[0]), int(argv[1])
+    try:
+        answers, dtype = answer_share(read_work(folder), rank)
+    except ShardyardError as error:
+        (folder / ANSWERS.format(rank)).write_text(json.dumps(error.to_json()))
+        return error.exit_code
+    write_answers(answers, dtype, folder, rank)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
