@@ -133,8 +133,9 @@ def write_model(folder: Path, *, begins: bool, seed: int = 0) -> Path:
 
 def _write_tokenizer(folder: Path, *, begins: bool) -> int:
     """Bytes and a few merges; returns the number of tokens."""
-    merges = [tuple(each.split(" ")) for each in _MERGES.split("|")]
-    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(each) for each in merges)]
+    pairs = [each.partition(" ") for each in _MERGES.split("|")]
+    merges = [(first, second) for first, _, second in pairs]
+    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(one + two for one, two in merges)]
     names += [END, BEGIN]
     model = models.BPE(vocab={name: n for n, name in enumerate(names)}, merges=merges)
     tokenizer = Tokenizer(model)

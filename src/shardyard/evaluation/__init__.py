@@ -1,1 +1,1 @@
-"""Scores of a language model: perplexity of text, and tasks in the format of lm-evaluation-harness."""
+"""Scores of a language model: perplexity of text, and tasks of lm-evaluation-harness."""

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Stoppi
 
 from shardyard.config.weight_files import ADAPTER, has_weight_files, read_weight_files
 from shardyard.errors import JsonFileError, OutOfMemoryError, RequestError
-from shardyard.evaluation.token_requests import Continuation, Generation, TokenRequest
+from shardyard.evaluation.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.families.config_json import CAUSAL_CLASSES
 from shardyard.io.files import read_json_object
 from shardyard.parallel.device import available_device, free_memory_bytes, select_device
@@ -132,7 +132,7 @@ def check_memory(folder: Path, dtype: str | None, processes: int) -> None:
         )
 
 
-class LanguageModel:
+class ScoringModel:
     """A model on this process's device."""
 
     def __init__(
@@ -175,9 +175,9 @@ class LanguageModel:
             OutOfMemoryError: The batch does not fit.
         """
         try:
-            if isinstance(batch[0], Generation):
+            if isinstance(batch[0], TextGeneration):
                 return list(
-                    self._generate([each for each in batch if isinstance(each, Generation)])
+                    self._generate([each for each in batch if isinstance(each, TextGeneration)])
                 )
             return list(self._score([each for each in batch if isinstance(each, Continuation)]))
         except torch.OutOfMemoryError as error:
@@ -199,7 +199,7 @@ class LanguageModel:
             logits_TV = logits_BLV[place[each.inputs], end - len(each.targets) : end]
             yield _scored(logits_TV, torch.tensor(each.targets, device=self._device))
 
-    def _generate(self, batch: Sequence[Generation]) -> Iterator[str]:
+    def _generate(self, batch: Sequence[TextGeneration]) -> Iterator[str]:
         """Continue prompts of one length, which need no padding."""
         first = batch[0]
         ids_BL = torch.tensor([each.prompt for each in batch], device=self._device)
@@ -240,7 +240,7 @@ class _Until(StoppingCriteria):  # type: ignore[misc]
         self._tokenizer, self._prompt_tokens = tokenizer, prompt_tokens
         self._ends = [end for end in ends if end]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, _scores: Tensor, **_: Any) -> Tensor:
         done = [
             any(end in self._tokenizer.decode(ids) for end in self._ends)
             for ids in input_ids[:, self._prompt_tokens :].tolist()

@@ -56,7 +56,7 @@ def build_examples(
         limit: Most questions; None: all.
 
     Raises:
-        RequestError: A template does not render, or gives another kind of value than the task needs.
+        RequestError: A template does not render, or gives another kind of value than needed.
     """
     build = _Builder(task, rows, shot_rows)
     chosen = rows if limit is None else rows[:limit]
@@ -68,7 +68,7 @@ class _Builder:
         self.task = task
         self.columns = set(rows[0])
         self.templates = Templates(task.name)
-        self.shot_rows = list(task.shots.samples or shot_rows)
+        self.shot_rows: list[Row] = list(task.shots.samples or shot_rows)
         self.random = random.Random(SHOTS_SEED)
         # the harness compares the names of the splits, and takes one without a name for the same
         self.excludes_own = task.shots.split == task.test_split
@@ -93,8 +93,8 @@ class _Builder:
             return Example(contexts=(context,), continuations=(wanted,))
         if task.doc_to_choice is not None:
             target = _chosen(self._choices(row, place), target, place)
-        wanted = [str(each) for each in target] if isinstance(target, list) else str(target)
-        return Example(contexts=(context,), continuations=(), target=wanted)
+        texts = [str(each) for each in target] if isinstance(target, list) else str(target)
+        return Example(contexts=(context,), continuations=(), target=texts)
 
     def _multiple_choice(
         self, row: Row, head: str, text: Any, target: Any, place: str

@@ -1,4 +1,4 @@
-"""Rows of a task's data files, with the columns and types that the ``datasets`` library gives them."""
+"""Rows of a task's data files, with the columns and types that ``datasets`` gives them."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Evaluate a model folder, or a checkpoint of a run, on tasks and text.
 
-Run as a program: ``python -m shardyard.evaluation.run --folder DIR|--run RUN_DIR [--task FILE]...``.
-It prints one line of JSON. A checkpoint is first exported next to the run, as `shardyard export`
+Run as a program: ``python -m shardyard.evaluation.run --run RUN_DIR [--task FILE]...``. It prints
+one line of JSON. A checkpoint is first exported next to the run, as `shardyard export`
 does, with adapters merged. Each process has the whole model and answers its share of the batches.
 """
 
@@ -46,7 +46,7 @@ from shardyard.evaluation.scores import (
 from shardyard.evaluation.task_file import EvalTask, find_tasks
 from shardyard.evaluation.token_requests import (
     Continuation,
-    Generation,
+    TextGeneration,
     TokenRequest,
     TokenRequests,
     model_length,
@@ -146,7 +146,7 @@ def evaluate_folder(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         batch_tokens=asked.batch_tokens,
         processes=min(processes, max(1, len(batches))),
         continuations={n: r for n, r in enumerate(requests.all) if isinstance(r, Continuation)},
-        generations={n: r for n, r in enumerate(requests.all) if isinstance(r, Generation)},
+        generations={n: r for n, r in enumerate(requests.all) if isinstance(r, TextGeneration)},
         batches=batches,
     )
     print(

@@ -78,7 +78,7 @@ class Shots:
     sampler: Literal["default", "first_n"] = "default"
     split: str | None = None
     """Split that they come from; None: training, else validation, else test, as in the harness."""
-    samples: tuple[Mapping[str, Any], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
     """Rows in the task file itself."""
 
 

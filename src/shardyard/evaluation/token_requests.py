@@ -27,7 +27,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Generation:
+class TextGeneration:
     """Request for text that follows a prompt, greedily."""
 
     prompt: tuple[int, ...]
@@ -35,7 +35,7 @@ class Generation:
     max_tokens: int
 
 
-TokenRequest = Continuation | Generation
+TokenRequest = Continuation | TextGeneration
 
 
 class TokenRequests:
@@ -95,7 +95,7 @@ class TokenRequests:
             requests.append(self._cut(reads, tokens[start:stop]))
         return requests
 
-    def generation(self, context: str, until: Sequence[str], max_tokens: int) -> Generation:
+    def generation(self, context: str, until: Sequence[str], max_tokens: int) -> TextGeneration:
         """Return the request for text after a context.
 
         Raises:
@@ -109,7 +109,7 @@ class TokenRequests:
                 "the task."
             )
         prompt = self._encode(context)[-room:] or [self._first]
-        return Generation(tuple(prompt), tuple(until), max_tokens)
+        return TextGeneration(tuple(prompt), tuple(until), max_tokens)
 
     def _cut(self, before: Sequence[int], targets: Sequence[int]) -> Continuation:
         inputs = [*before, *targets][-(self._context_tokens + 1) :][:-1]

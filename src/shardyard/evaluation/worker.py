@@ -17,11 +17,11 @@ from shardyard.control_groups import usable_cores
 from shardyard.errors import ShardyardError
 from shardyard.evaluation.language_model import (
     Answer,
-    LanguageModel,
     ScoredContinuation,
+    ScoringModel,
     load_tokenizer,
 )
-from shardyard.evaluation.token_requests import Continuation, Generation, TokenRequest
+from shardyard.evaluation.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.io.files import read_json_object
 
 WORK, ANSWERS = "work.json", "answers-{}.json"
@@ -39,7 +39,7 @@ class Work:
     processes: int
     continuations: dict[int, Continuation]
     """Place among all requests -> request."""
-    generations: dict[int, Generation]
+    generations: dict[int, TextGeneration]
     batches: list[list[int]]
     """Places of requests; process r answers each batch n for which n % processes = r."""
 
@@ -64,7 +64,7 @@ def read_work(folder: Path) -> Work:
             for place, each in scored.items()
         },
         generations={
-            int(place): Generation(
+            int(place): TextGeneration(
                 tuple(each["prompt"]), tuple(each["until"]), each["max_tokens"]
             )
             for place, each in generated.items()
@@ -80,7 +80,7 @@ def answer_share(work: Work, rank: int) -> tuple[dict[int, Answer], str]:
     """
     torch.set_num_threads(max(1, usable_cores() // work.processes))
     folder = Path(work.model)
-    model = LanguageModel(
+    model = ScoringModel(
         folder, load_tokenizer(folder), dtype=work.dtype, rank=rank,
         batch_tokens=work.batch_tokens,
     )  # fmt: skip
@@ -98,11 +98,14 @@ def answer_share(work: Work, rank: int) -> tuple[dict[int, Answer], str]:
 
 def write_answers(answers: dict[int, Answer], dtype: str, folder: Path, rank: int) -> None:
     """Write the answers of one process."""
-    plain = {
-        place: [each.log_likelihood, each.is_greedy] if isinstance(each, ScoredContinuation) else each
-        for place, each in answers.items()
-    }  # fmt: skip
-    (folder / ANSWERS.format(rank)).write_text(json.dumps({"dtype": dtype, "answers": plain}))
+    content = {"dtype": dtype, "answers": {place: _plain(each) for place, each in answers.items()}}
+    (folder / ANSWERS.format(rank)).write_text(json.dumps(content))
+
+
+def _plain(answer: Answer) -> str | tuple[float, bool]:
+    if isinstance(answer, ScoredContinuation):
+        return answer.log_likelihood, answer.is_greedy
+    return answer
 
 
 def read_answers(folder: Path, rank: int) -> dict[str, Any]:
