@@ -158,7 +158,7 @@ def test_a_preset_brings_the_task_that_it_can_learn(answer: str, settings: tuple
         ("", "model: does not say which model to train. Write"),
         (
             "resnet18",
-            "plan examples/digits.yaml model.preset=resnet18 data.source=FOLDER",
+            "train model.preset=resnet18 task.name=image_classification data.source=FOLDER",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_network_for_images_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(RequestError, match="holds a network that classifies images") as caught:
         with_model(blank(), str(tmp_path))
-    assert f"digits.yaml model.preset=null model.path={tmp_path} data." in str(caught.value)
+    assert f"`shardyard train model.path={tmp_path} task.name=image" in str(caught.value)
 
 
 def test_a_folder_is_a_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

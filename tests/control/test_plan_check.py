@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,19 @@ def test_the_verb_prints_the_plan_and_exits_by_the_first_finding(
     assert "optim.lrr: unknown setting. Did you mean optim.lr?" in capsys.readouterr().err
     assert main(["plan", *FITS, "--check", "--offers"]) == 2
     assert "leave --offers out" in capsys.readouterr().err
+
+
+def test_several_recipes_are_not_checked_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, machines = (tmp_path / f"{name}.yaml" for name in "abc")
+    first.write_text("model: {preset: llama2-7b}\nrun: {steps: 9}\n")
+    second.write_text("model: {preset: llama3.1-405b}\nrun: {steps: 9}\n")
+    machines.write_text("cluster: {instance: p5.48xlarge}\n")
+    assert main(["plan", str(first), str(second), str(machines), "--check"]) == 2
+    err = capsys.readouterr().err
+    assert f"{first}, {second} each name a model" in err and "for recipe in *.yaml" in err
+    assert main(["plan", str(first), str(machines), "--check"]) == 0
 
 
 def test_a_plan_that_is_no_check_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,10 @@ def test_a_ledger_of_another_user_is_refused(run: Path) -> None:
     os.chown(run / "ledger.jsonl", 65534, 65534)
     with pytest.raises(AccessError, match=r"ledger.jsonl belongs to nobody; you are root"):
         check_trusted(run / "ledger.jsonl", trusts_folder=False)
+    (run / "recipe.yaml").touch(mode=0o644)
+    os.chown(run / "recipe.yaml", 65534, 65534)
+    with pytest.raises(AccessError, match=r"ledger.jsonl and 1 more belong to nobody; you are"):
+        check_trusted(run / "ledger.jsonl", trusts_folder=False)
 
 
 def test_a_link_to_a_ledger_is_held_to_the_folder_that_it_leads_to(

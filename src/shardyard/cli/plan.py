@@ -14,7 +14,7 @@ import click
 from shardyard.cli.options import json_option, recipe_argument
 from shardyard.config.secrets import shown_command
 from shardyard.control.plan import Prediction, predict
-from shardyard.control.plan_check import PlanFinding, check_plan
+from shardyard.control.plan_check import PlanFinding, check_plan, reject_several_recipes
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.io.path_option import LocalPath
@@ -144,6 +144,8 @@ def command(
     """
     if is_check and wants_offers:
         raise click.UsageError("--check is of the machines in RECIPE: leave --offers out.")
+    if is_check:
+        reject_several_recipes(recipe)
     with _progress(is_enabled=dry_run_model and not as_json) as told:
         found = predict(
             recipe,

@@ -151,7 +151,7 @@ def with_model(draft: RecipeDraft, answer: str) -> RecipeDraft:
         try:
             folder = model_folder(model, needs_weights=model.path is not None)
             if is_image_config(_config_in(folder)):
-                raise _of_images(f"{folder} holds", f"model.preset=null {' '.join(settings)}")
+                raise _of_images(f"{folder} holds", " ".join(settings))
             kind = _generic_type(folder)
             if kind is not None:
                 why = f"{folder} is a model of type {kind}, which is of no family here: {LACKS}."
@@ -180,8 +180,8 @@ def _config_in(folder: Path | None) -> dict[str, Any]:
 def _of_images(subject: str, settings: str) -> RequestError:
     return RequestError(
         f"{subject} a network that classifies images, and `shardyard init` writes recipes for "
-        "text. Start from the recipe for images: "
-        f"`shardyard plan examples/digits.yaml {settings} data.source=FOLDER` "
+        f"text. Train it on your pictures: `shardyard train {settings} "
+        "task.name=image_classification data.source=FOLDER optim.lr=1e-3 run.epochs=3` "
         "(docs/images.md)."
     )
 

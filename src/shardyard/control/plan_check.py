@@ -1,11 +1,14 @@
 """Verdict on a plan for a gate in continuous integration: each finding has an exit code."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
+from shardyard.config.load import Source, is_override, read_settings
 from shardyard.config.schema.recipe import Recipe
+from shardyard.errors import RequestError
 from shardyard.planner.plan import Plan
 from shardyard.units import format_seconds, format_usd
 
@@ -40,6 +43,30 @@ class PlanFinding:
             "exit_code": int(self.exit_code),
             "text": self.text,
         }
+
+
+def reject_several_recipes(sources: Sequence[Source]) -> None:
+    """Raise where several files each name a model: they would be checked as one, merged recipe.
+
+    Raises:
+        RequestError: Names these files, and a loop over them.
+    """
+    files = [str(each) for each in sources if isinstance(each, str | Path)]
+    files = [file for file in files if not is_override(file)]
+    if len(files) < 2:
+        return
+    whole = [file for file in files if _names_model(file)]
+    if len(whole) > 1:
+        raise RequestError(
+            f"--check checks one recipe, and {', '.join(whole)} each name a model: files are "
+            "merged, and a later one wins. Check each: for recipe in *.yaml; do shardyard plan "
+            '"$recipe" --check || exit; done'
+        )
+
+
+def _names_model(file: str) -> bool:
+    recipe, _ = read_settings([file], [])
+    return bool(recipe.model.model_fields_set & {"preset", "path", "hub", "module"})
 
 
 def check_plan(

@@ -42,7 +42,7 @@ def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
     writable = [path for path in paths if path.stat().st_mode & _OTHERS_WRITE]
     if not foreign and not writable:
         return
-    reasons = [f"{path} belongs to {_user(path.stat().st_uid)}" for path in foreign]
+    reasons = _owners(foreign)
     reasons += [f"{path} may be written by {_writers(path)}" for path in writable]
     mend = [f"Run this as {_user(foreign[0].stat().st_uid)}."] if foreign else []
     if writable:
@@ -53,6 +53,18 @@ def check_trusted(ledger: Path, *, trusts_folder: bool) -> None:
         "if you trust all of them; Shardyard still checks that what it ends belongs to the run.",
         page=_PAGE,
     )
+
+
+def _owners(paths: list[Path]) -> list[str]:
+    """Say whose files these are, one sentence for each user."""
+    by_user: dict[str, list[Path]] = {}
+    for path in paths:
+        by_user.setdefault(_user(path.stat().st_uid), []).append(path)
+    reasons = []
+    for user, theirs in by_user.items():
+        more = f" and {len(theirs) - 1} more belong" if len(theirs) > 1 else " belongs"
+        reasons.append(f"{theirs[0]}{more} to {user}")
+    return reasons
 
 
 def check_writable(run_dir: RunDir) -> None:
