@@ -193,10 +193,10 @@ class ScoringModel:
         # padding is on the right, where a causal model reads it after all that is scored
         ids_BL = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
         logits_BLV = self._model(input_ids=ids_BL.to(self._device), use_cache=False).logits
-        place = {row: number for number, row in enumerate(rows)}
+        row_numbers = {row: number for number, row in enumerate(rows)}
         for each in batch:
             end = len(each.inputs)
-            logits_TV = logits_BLV[place[each.inputs], end - len(each.targets) : end]
+            logits_TV = logits_BLV[row_numbers[each.inputs], end - len(each.targets) : end]
             yield _scored(logits_TV, torch.tensor(each.targets, device=self._device))
 
     def _generate(self, batch: Sequence[TextGeneration]) -> Iterator[str]:
@@ -251,17 +251,17 @@ class _Until(StoppingCriteria):  # type: ignore[misc]
 def make_batches(
     requests: Sequence[TokenRequest], *, batch_tokens: int, vocab_size: int
 ) -> list[list[int]]:
-    """Group requests into batches, the longest first; returns their places.
+    """Group requests into batches, the longest first; returns their indices.
 
     The batches do not depend on the number of processes, so neither do the numbers.
     """
     most = max(1, min(batch_tokens, _LOGITS_BYTES // (4 * vocab_size)))
     kinds: dict[Any, list[int]] = {}
-    for place, request in enumerate(requests):
-        kinds.setdefault(_kind(request), []).append(place)
+    for index, request in enumerate(requests):
+        kinds.setdefault(_kind(request), []).append(index)
     batches: list[list[int]] = []
-    for places in kinds.values():
-        batches += _dealt(requests, sorted(places, key=_order(requests)), most)
+    for indices in kinds.values():
+        batches += _dealt(requests, sorted(indices, key=_order(requests)), most)
     return batches
 
 
@@ -273,31 +273,31 @@ def _kind(request: TokenRequest) -> Any:
 
 
 def _order(requests: Sequence[TokenRequest]) -> Callable[[int], Any]:
-    def key(place: int) -> Any:
-        request = requests[place]
+    def key(index: int) -> Any:
+        request = requests[index]
         tokens = request.inputs if isinstance(request, Continuation) else request.prompt
-        return -len(tokens), tokens, place
+        return -len(tokens), tokens, index
 
     return key
 
 
 def _dealt(
-    requests: Sequence[TokenRequest], places: Sequence[int], most: int
+    requests: Sequence[TokenRequest], indices: Sequence[int], most: int
 ) -> Iterator[list[int]]:
     """Cut sorted requests into batches; equal inputs count once."""
     batch: list[int] = []
     rows: set[Any] = set()
     longest = 0
-    for place in places:
-        request = requests[place]
+    for index in indices:
+        request = requests[index]
         if isinstance(request, Continuation):
             row, length = (0, request.inputs), len(request.inputs)
         else:
-            row, length = (place, request.prompt), len(request.prompt) + request.max_tokens
+            row, length = (index, request.prompt), len(request.prompt) + request.max_tokens
         if batch and (len(rows) + (row not in rows)) * max(length, longest) > most:
             yield batch
             batch, rows, longest = [], set(), 0
-        batch.append(place)
+        batch.append(index)
         rows.add(row)
         longest = max(length, longest)
     if batch:

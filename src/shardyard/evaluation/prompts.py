@@ -78,35 +78,37 @@ class _Builder:
             and isinstance(self._text(rows[0], first), int)
         )  # fmt: skip
 
-    def example(self, row: Row, place: str) -> Example:
+    def example(self, row: Row, location: str) -> Example:
         task = self.task
-        target = self._target(row, place)
+        target = self._target(row, location)
         if task.output_type == "loglikelihood_rolling":
-            return Example(contexts=(), continuations=(_as_text(target, place, "doc_to_target"),))
-        head = self._head(row, place)
-        text = self._text(row, place)
+            return Example(
+                contexts=(), continuations=(_as_text(target, location, "doc_to_target"),)
+            )
+        head = self._head(row, location)
+        text = self._text(row, location)
         if task.output_type == "multiple_choice":
-            return self._multiple_choice(row, head, text, target, place)
-        context = head + _as_text(text, place, "doc_to_text")
+            return self._multiple_choice(row, head, text, target, location)
+        context = head + _as_text(text, location, "doc_to_text")
         if task.output_type == "loglikelihood":
-            wanted = _as_text(target, place, "doc_to_target")
+            wanted = _as_text(target, location, "doc_to_target")
             return Example(contexts=(context,), continuations=(wanted,))
         if task.doc_to_choice is not None:
-            target = _chosen(self._choices(row, place), target, place)
+            target = _chosen(self._choices(row, location), target, location)
         texts = [str(each) for each in target] if isinstance(target, list) else str(target)
         return Example(contexts=(context,), continuations=(), target=texts)
 
     def _multiple_choice(
-        self, row: Row, head: str, text: Any, target: Any, place: str
+        self, row: Row, head: str, text: Any, target: Any, location: str
     ) -> Example:  # fmt: skip
-        choices = self._choices(row, place)
+        choices = self._choices(row, location)
         delimiter = self.task.target_delimiter
         if self.has_several_contexts:
             contexts = tuple(head + each for each in choices)
             continuations = (f"{delimiter}{target}",) * len(choices)
             gold = text
         else:
-            context = head + _as_text(text, place, "doc_to_text")
+            context = head + _as_text(text, location, "doc_to_text")
             contexts = (context,) * len(choices)
             continuations = tuple(f"{delimiter}{each}" for each in choices)
             gold = target
@@ -114,35 +116,35 @@ class _Builder:
             contexts=contexts,
             continuations=continuations,
             choices=tuple(choices),
-            target=_gold(gold, choices, place),
+            target=_gold(gold, choices, location),
         )
 
-    def _head(self, row: Row, place: str) -> str:
+    def _head(self, row: Row, location: str) -> str:
         """Description and examples with answers."""
         task = self.task
         description = task.description
         if description in row:
             description = str(row[description])
         elif description:
-            description = self.templates.render(description, row, place)
-        shots = [self._shot(each, f"{place}, its example") for each in self._shots_for(row)]
+            description = self.templates.render(description, row, location)
+        shots = [self._shot(each, f"{location}, its example") for each in self._shots_for(row)]
         return description + "".join(shots)
 
-    def _shot(self, row: Row, place: str) -> str:
+    def _shot(self, row: Row, location: str) -> str:
         task = self.task
-        text, answer = self._text(row, place), self._target(row, place)
-        choices = None if task.doc_to_choice is None else self._choices(row, place)
+        text, answer = self._text(row, location), self._target(row, location)
+        choices = None if task.doc_to_choice is None else self._choices(row, location)
         if self.has_several_contexts:
             assert choices is not None
-            text, choices = _chosen(choices, text, place), None
-        question = _as_text(text, place, "doc_to_text")
+            text, choices = _chosen(choices, text, location), None
+        question = _as_text(text, location, "doc_to_text")
         if answer in (None, ""):
             return question
         if choices and isinstance(answer, int):
-            answer = _chosen(choices, answer, place)
+            answer = _chosen(choices, answer, location)
         elif isinstance(answer, list):
             answer = answer[0]
-        wanted = _as_text(answer, place, "doc_to_target")
+        wanted = _as_text(answer, location, "doc_to_target")
         return f"{question}{task.target_delimiter}{wanted}{task.fewshot_delimiter}"
 
     def _shots_for(self, row: Row) -> list[Row]:
@@ -169,13 +171,13 @@ class _Builder:
         drawn = [each for each in self.random.sample(pool, number + 1) if each != row][:number]
         return drawn if len(drawn) == number else self.random.sample(others, number)
 
-    def _text(self, row: Row, place: str) -> Any:
-        value = self._value(self.task.doc_to_text, row, place)
+    def _text(self, row: Row, location: str) -> Any:
+        value = self._value(self.task.doc_to_text, row, location)
         has_number = self.task.doc_to_choice is not None and value[1]
         return int(value[0]) if has_number and value[0].isdigit() else value[0]
 
-    def _target(self, row: Row, place: str) -> Any:
-        value, is_rendered = self._value(self.task.doc_to_target, row, place)
+    def _target(self, row: Row, location: str) -> Any:
+        value, is_rendered = self._value(self.task.doc_to_target, row, location)
         if not is_rendered:
             return value
         if value.isdigit() and self.task.doc_to_choice is not None:
@@ -187,61 +189,61 @@ class _Builder:
                 return value
         return value
 
-    def _choices(self, row: Row, place: str) -> list[str]:
+    def _choices(self, row: Row, location: str) -> list[str]:
         template = self.task.doc_to_choice
         assert template is not None
         if isinstance(template, dict):
             choices: Any = list(template.values())
         else:
-            choices, is_rendered = self._value(template, row, place)
+            choices, is_rendered = self._value(template, row, location)
             if is_rendered:
                 try:
                     choices = ast.literal_eval(choices)
                 except (SyntaxError, ValueError) as error:
                     raise RequestError(
-                        f"{place}: doc_to_choice gives {choices[:60]!r}, which is not a list of "
+                        f"{location}: doc_to_choice gives {choices[:60]!r}, which is not a list of "
                         'texts. Write a template that gives one, such as {{["yes", "no"]}}.'
                     ) from error
         is_list = isinstance(choices, list | tuple) and len(choices) > 0
         if not is_list or not all(isinstance(each, str) and each for each in choices):
             raise RequestError(
-                f"{place}: doc_to_choice gives {str(choices)[:60]!r}; it must give a list of "
+                f"{location}: doc_to_choice gives {str(choices)[:60]!r}; it must give a list of "
                 "texts, none of them empty."
             )
         return list(choices)
 
-    def _value(self, template: Template, row: Row, place: str) -> tuple[Any, bool]:
+    def _value(self, template: Template, row: Row, location: str) -> tuple[Any, bool]:
         """Value of a template for a row, and whether Jinja rendered it."""
         if not isinstance(template, str):
             return template, False
         if template in self.columns:
             return row[template], False
-        return self.templates.render(template, row, place), True
+        return self.templates.render(template, row, location), True
 
 
-def _as_text(value: Any, place: str, field: str) -> str:
+def _as_text(value: Any, location: str, field: str) -> str:
     if not isinstance(value, str):
         raise RequestError(
-            f"{place}: {field} gives {str(value)[:60]!r} ({type(value).__name__}), which is not a "
-            f"text. Write it as a template, such as {{{{COLUMN}}}}."
+            f"{location}: {field} gives {str(value)[:60]!r} ({type(value).__name__}), not a text. "
+            "Write it as a template, such as {{COLUMN}}."
         )
     return value
 
 
-def _chosen(choices: Sequence[str], number: Any, place: str) -> str:
-    return choices[_gold(number, choices, place)] if not isinstance(number, list) else choices[0]
+def _chosen(choices: Sequence[str], number: Any, location: str) -> str:
+    return choices[_gold(number, choices, location)] if not isinstance(number, list) else choices[0]
 
 
-def _gold(target: Any, choices: Sequence[str], place: str) -> Any:
+def _gold(target: Any, choices: Sequence[str], location: str) -> Any:
     """Number of the right choice, or numbers of the right choices."""
     if isinstance(target, list):
-        return [_gold(each, choices, place) for each in target]
+        return [_gold(each, choices, location) for each in target]
     if isinstance(target, bool):
         target = int(target)
     number = choices.index(target) if isinstance(target, str) and target in choices else target
     if not isinstance(number, int) or not 0 <= number < len(choices):
         raise RequestError(
-            f"{place}: doc_to_target gives {str(target)[:60]!r}, which is neither the number "
+            f"{location}: doc_to_target gives {str(target)[:60]!r}, which is neither the number "
             f"(from 0) nor the text of one of its {len(choices)} choices."
         )
     return number
@@ -258,7 +260,7 @@ class Templates:
         self._environment.filters["regex_replace"] = _regex_replace
         self._compiled: dict[str, jinja2.Template] = {}
 
-    def render(self, template: str, row: Mapping[str, Any], place: str) -> str:
+    def render(self, template: str, row: Mapping[str, Any], location: str) -> str:
         """Return the text of a row.
 
         Raises:
@@ -271,10 +273,10 @@ class Templates:
             with bounded_memory():
                 return join_pieces(self._compiled[template].generate(**row))
         except BoundsError as error:
-            raise RequestError(f"{place}: the template {template[:60]!r} {error}.") from error
+            raise RequestError(f"{location}: the template {template[:60]!r} {error}.") from error
         except Exception as error:
             raise RequestError(
-                f"{place}: the template {template[:60]!r} does not render: {error}. The row has "
+                f"{location}: the template {template[:60]!r} does not render: {error}. The row has "
                 f"{', '.join(row)}."
             ) from error
 

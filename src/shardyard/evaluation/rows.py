@@ -82,7 +82,7 @@ def _typed(rows: Sequence[Row]) -> list[Row]:
     """Give columns of a table the type that all their values have: CSV has only text."""
     columns = {key: [row.get(key) for row in rows] for row in rows[:1] for key in row}
     typed = {key: _values(values) for key, values in columns.items()}
-    return [{key: values[place] for key, values in typed.items()} for place in range(len(rows))]
+    return [{key: values[row] for key, values in typed.items()} for row in range(len(rows))]
 
 
 def _values(texts: Sequence[Any]) -> list[Any]:

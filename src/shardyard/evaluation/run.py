@@ -73,13 +73,13 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
-    """Examples of one task, or texts, and the places of their requests."""
+    """Examples of one task, or texts, and the indices of their requests."""
 
     task: EvalTask | None
     name: str
     examples: Sequence[Example] = ()
     texts: Sequence[str] = ()
-    places: list[list[int]] = field(default_factory=list)
+    indices: list[list[int]] = field(default_factory=list)
     """By example or text."""
 
 
@@ -103,12 +103,12 @@ class _Requests:
             if task.output_type == "generate_until":
                 context = each.contexts[0]
                 requests = [self._make.generation(context, task.until, task.max_tokens)]
-            scored.places.append(self._add(requests))
+            scored.indices.append(self._add(requests))
         return scored
 
     def add_texts(self, name: str, texts: Sequence[str], task: EvalTask | None = None) -> _Scored:
         scored = _Scored(task=task, name=name, texts=texts)
-        scored.places.extend(self._add(self._make.windows(each)) for each in texts)
+        scored.indices.extend(self._add(self._make.windows(each)) for each in texts)
         return scored
 
     def _add(self, requests: Sequence[TokenRequest]) -> list[int]:
@@ -116,7 +116,7 @@ class _Requests:
         return list(range(len(self.all) - len(requests), len(self.all)))
 
 
-def evaluate_folder(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def evaluate_folder(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Evaluate a model folder; returns what is printed.
 
     Raises:
@@ -125,25 +125,25 @@ def evaluate_folder(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     check_folder(folder)
     tokenizer, config = load_tokenizer(folder), load_config(folder)
     length = model_length(config, tokenizer)
-    if asked.context is not None and asked.context > length:
-        raise RequestError(f"--context {asked.context}: the model reads up to {length} tokens.")
-    context = asked.context or length
+    if options.context is not None and options.context > length:
+        raise RequestError(f"--context {options.context}: the model reads up to {length} tokens.")
+    context = options.context or length
     requests = _Requests(TokenRequests(tokenizer, context))
-    scored = [requests.add_task(task, _examples(task, asked.limit)) for task in asked.tasks]
+    scored = [requests.add_task(task, _examples(task, options.limit)) for task in options.tasks]
     scored += [
-        requests.add_texts(source, _documents(source, asked.text_key, asked.limit))
-        for source in asked.text
+        requests.add_texts(source, _documents(source, options.text_key, options.limit))
+        for source in options.text
     ]
-    processes = _processes(asked.processes)
-    check_memory(folder, asked.dtype, processes)
+    processes = _processes(options.processes)
+    check_memory(folder, options.dtype, processes)
     text_config = getattr(config, "text_config", None) or config
     batches = make_batches(
-        requests.all, batch_tokens=asked.batch_tokens, vocab_size=int(text_config.vocab_size)
+        requests.all, batch_tokens=options.batch_tokens, vocab_size=int(text_config.vocab_size)
     )
     work = Work(
         model=str(folder),
-        dtype=asked.dtype,
-        batch_tokens=asked.batch_tokens,
+        dtype=options.dtype,
+        batch_tokens=options.batch_tokens,
         processes=min(processes, max(1, len(batches))),
         continuations={n: r for n, r in enumerate(requests.all) if isinstance(r, Continuation)},
         generations={n: r for n, r in enumerate(requests.all) if isinstance(r, TextGeneration)},
@@ -187,17 +187,17 @@ def _documents(source: str, text_key: str, limit: int | None) -> list[str]:
     return documents
 
 
-def _processes(asked: int | None) -> int:
+def _processes(requested: int | None) -> int:
     """Number of processes: one for each accelerator; on a CPU, one."""
     device = available_device()
     devices = 1 if device == "cpu" else int(torch.get_device_module(device).device_count())
-    if asked is not None and device != "cpu" and asked > devices:
-        raise RequestError(f"--processes {asked}: this machine has {devices} accelerator(s).")
-    return asked or devices
+    if requested is not None and device != "cpu" and requested > devices:
+        raise RequestError(f"--processes {requested}: this machine has {devices} accelerator(s).")
+    return requested or devices
 
 
 def _answers(work: Work) -> tuple[dict[int, Any], str]:
-    """Answers to all requests by their places, and the dtype of the weights."""
+    """Answers to all requests by their indices, and the dtype of the weights."""
     with tempfile.TemporaryDirectory(prefix="shardyard-evaluate-") as name:
         folder = Path(name)
         if work.processes == 1:
@@ -211,7 +211,7 @@ def _answers(work: Work) -> tuple[dict[int, Any], str]:
         for rank in range(work.processes):
             content = read_answers(folder, rank)
             dtype = content["dtype"]
-            answers |= {int(place): each for place, each in content["answers"].items()}
+            answers |= {int(index): each for index, each in content["answers"].items()}
     return answers, dtype
 
 
@@ -258,12 +258,12 @@ def _result(
     scored: _Scored, requests: Sequence[TokenRequest], answers: dict[int, Any]
 ) -> dict[str, Any]:
     """Result of one task, or of texts."""
-    given = [[answers[place] for place in places] for places in scored.places]
+    results = [[answers[index] for index in indices] for indices in scored.indices]
     task = scored.task
     if scored.texts:
         totals = []
-        for text, places, each in zip(scored.texts, scored.places, given, strict=True):
-            windows = [requests[place] for place in places]
+        for text, indices, each in zip(scored.texts, scored.indices, results, strict=True):
+            windows = [requests[index] for index in indices]
             tokens = sum(len(w.targets) for w in windows if isinstance(w, Continuation))
             totals.append(total_of(text, sum(likelihood for likelihood, _ in each), tokens))
         whole = sum_totals(totals)
@@ -271,11 +271,11 @@ def _result(
         counts = _counts(whole)
     else:
         assert task is not None
-        metrics, counts = task_metrics(task, scored.examples, given), {}
+        metrics, counts = task_metrics(task, scored.examples, results), {}
     return {
         "name": scored.name,
         "kind": "text" if task is None else task.output_type,
-        "examples": len(scored.places),
+        "examples": len(scored.indices),
         "shots": 0 if task is None else task.shots.number,
         **({} if task is None else {"file": task.path, "sha256": task.sha256}),
         **counts,
@@ -288,10 +288,10 @@ def _counts(totals: TextTotals) -> dict[str, int]:
 
 
 @contextmanager
-def _exported(run_dir: RunDir, asked: argparse.Namespace) -> Iterator[tuple[Path, int]]:
+def _exported(run_dir: RunDir, options: argparse.Namespace) -> Iterator[tuple[Path, int]]:
     """Export a checkpoint into a folder that is removed afterwards; yields it and the step."""
     resolved = _resolved(run_dir)
-    chosen = choose_checkpoint(run_dir, asked.step)
+    chosen = choose_checkpoint(run_dir, options.step)
     for note in (*([chosen.note] if chosen.note else []), *chosen.damaged):
         print(f"warning: {note}. Step {chosen.step} is evaluated.", file=sys.stderr)
     try:
@@ -304,7 +304,7 @@ def _exported(run_dir: RunDir, asked: argparse.Namespace) -> Iterator[tuple[Path
             chosen.path,
             resolved,
             folder,
-            dtype=DTYPES.get(asked.dtype),
+            dtype=DTYPES.get(options.dtype),
             merged=has_adapters(resolved),
         )
         write_export(plan, resolved)
@@ -338,13 +338,13 @@ def _resolved(run_dir: RunDir) -> Resolved:
     return resolved
 
 
-def _evaluate(asked: argparse.Namespace) -> dict[str, Any]:
-    asked.tasks = find_tasks(asked.task)
-    if asked.run is None:
-        return evaluate_folder(asked.folder.resolve(), asked)
-    run_dir = RunDir(asked.run.resolve())
-    with _exported(run_dir, asked) as (folder, step):
-        result = evaluate_folder(folder, asked)
+def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    options.tasks = find_tasks(options.task)
+    if options.run is None:
+        return evaluate_folder(options.folder.resolve(), options)
+    run_dir = RunDir(options.run.resolve())
+    with _exported(run_dir, options) as (folder, step):
+        result = evaluate_folder(folder, options)
     result |= {"model": str(run_dir.checkpoint(step)), "run": run_dir.run_id, "step": step}
     result["t"] = round(time.time(), 3)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())

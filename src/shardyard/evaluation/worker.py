@@ -43,9 +43,9 @@ class Work:
     batches: list[list[int]]
     """Places of requests; process r answers each batch n for which n % processes = r."""
 
-    def request(self, place: int) -> TokenRequest:
-        found = self.continuations.get(place)
-        return self.generations[place] if found is None else found
+    def request(self, index: int) -> TokenRequest:
+        found = self.continuations.get(index)
+        return self.generations[index] if found is None else found
 
 
 def write_work(work: Work, folder: Path) -> None:
@@ -60,20 +60,20 @@ def read_work(folder: Path) -> Work:
     return Work(
         **content,
         continuations={
-            int(place): Continuation(tuple(each["inputs"]), tuple(each["targets"]))
-            for place, each in scored.items()
+            int(index): Continuation(tuple(each["inputs"]), tuple(each["targets"]))
+            for index, each in scored.items()
         },
         generations={
-            int(place): TextGeneration(
+            int(index): TextGeneration(
                 tuple(each["prompt"]), tuple(each["until"]), each["max_tokens"]
             )
-            for place, each in generated.items()
+            for index, each in generated.items()
         },
     )  # fmt: skip
 
 
 def answer_share(work: Work, rank: int) -> tuple[dict[int, Answer], str]:
-    """Answer the batches of one process; returns the answers by place, and the model's dtype.
+    """Answer the batches of one process; returns the answers by index, and the model's dtype.
 
     Raises:
         ShardyardError: The model cannot be loaded, or a batch does not fit.
@@ -88,8 +88,8 @@ def answer_share(work: Work, rank: int) -> tuple[dict[int, Answer], str]:
     answers: dict[int, Answer] = {}
     shown_s = time.monotonic()
     for number, batch in enumerate(mine):
-        given = model.answer([work.request(place) for place in batch])
-        answers.update(zip(batch, given, strict=True))
+        results = model.answer([work.request(index) for index in batch])
+        answers.update(zip(batch, results, strict=True))
         if rank == 0 and time.monotonic() - shown_s > _PROGRESS_S:
             shown_s = time.monotonic()
             print(f"evaluated {number + 1:,} of {len(mine):,} batches", file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ def answer_share(work: Work, rank: int) -> tuple[dict[int, Answer], str]:
 
 def write_answers(answers: dict[int, Answer], dtype: str, folder: Path, rank: int) -> None:
     """Write the answers of one process."""
-    content = {"dtype": dtype, "answers": {place: _plain(each) for place, each in answers.items()}}
+    content = {"dtype": dtype, "answers": {index: _plain(each) for index, each in answers.items()}}
     (folder / ANSWERS.format(rank)).write_text(json.dumps(content))
 
 
