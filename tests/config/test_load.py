@@ -40,6 +40,22 @@ def test_sections_in_a_section_merge_setting_by_setting_and_mappings_as_a_whole(
     assert launch.env == {"B": "b"}
 
 
+def test_overrides_of_single_keys_add_to_a_mapping(tmp_path: Path) -> None:
+    base = write(tmp_path, "launch: {env: {A: a, B: b}}\ndata: {keys: }\nrun: {tags: {x: y}}")
+    keys = ["data.keys.prompt=Frage", "data.keys.completion=Antwort"]
+    recipe = load_recipe([base], [*keys, "launch.env.B=c", "launch.env.C=d", "run.tags.z=w"])
+    assert recipe.data.keys == {"prompt": "Frage", "completion": "Antwort"}
+    assert recipe.launch.env == {"A": "a", "B": "c", "C": "d"}
+    assert recipe.run.tags == {"x": "y", "z": "w"}
+    assert load_recipe([base], ["launch.env={D: e}"]).launch.env == {"D": "e"}
+
+
+def test_a_key_of_a_value_without_keys_is_a_problem(tmp_path: Path) -> None:
+    base = write(tmp_path, "model: {config: my-config.json}")
+    with pytest.raises(RecipeError, match=r"model\.config='my-config\.json' has no keys"):
+        load_recipe([base], ["model.config.hidden_size=64"])
+
+
 def test_a_dotted_name_in_a_file_says_how_it_is_written(tmp_path: Path) -> None:
     path = write(tmp_path, "launch.slurm.partition: gpu")
     with pytest.raises(RecipeError, match=r"`launch: \{slurm: \{partition: value\}\}`"):

@@ -93,7 +93,10 @@ def read_settings(
         tree = recognized_settings(_read_override(override, errors), errors, of_run=of_run)
         into = merged if number is None else _phase(merged, number, override, errors)
         forget_origins(into, tree)
-        _merge(into, tree)
+        with_keys = _setting_with_keys(override.partition("=")[0])
+        if with_keys is not None:
+            errors += _make_mapping(into, with_keys)
+        _merge(into, tree, by_key=(*_BY_KEY, with_keys))
     if with_site:
         site = read_site()
         errors += site.problems
@@ -291,15 +294,42 @@ def _as_written(text: str, setting: Setting) -> Any:
 _BY_KEY = ("secrets", "run.tags")
 
 
-def _merge(into: dict[str, Any], tree: dict[str, Any], *, at: str = "") -> None:
+def _setting_with_keys(name: str) -> str | None:
+    """``launch.env.A`` -> ``launch.env``: the setting of which an override sets one key."""
+    parts = name.split(".")
+    above = (".".join(parts[:end]) for end in range(2, len(parts) + 1))
+    found = next((each for each in above if setting_named(each) is not None), name)
+    return None if found == name else found
+
+
+def _make_mapping(into: dict[str, Any], name: str) -> list[Problem]:
+    """Make room, in place, for a key of a setting; a problem if it has a value without keys."""
+    *above, last = name.split(".")
+    for part in above:
+        into = into.get(part) or {}
+    value = into.get(last)
+    if value is None:
+        into.pop(last, None)
+    if value is None or isinstance(value, dict):
+        return []
+    return [Problem(name, f"={value!r} has no keys. Set {name} as a whole.")]
+
+
+def _merge(
+    into: dict[str, Any],
+    tree: dict[str, Any],
+    *,
+    by_key: Sequence[str | None] = _BY_KEY,
+    at: str = "",
+) -> None:
     """Setting by setting; the value of a setting is replaced whole, also where it is a mapping.
 
-    Only those of ``_BY_KEY`` are merged.
+    Only those of ``by_key`` are merged.
     """
     for key, content in tree.items():
         name = f"{at}{key}"
-        is_setting = name not in _BY_KEY and setting_named(name) is not None
-        if is_setting or not isinstance(content, dict):
+        is_setting = name not in by_key and setting_named(name) is not None
+        if is_setting or not isinstance(content, dict) or not isinstance(into.get(key, {}), dict):
             into[key] = content
         else:
-            _merge(into.setdefault(key, {}), content, at=f"{name}.")
+            _merge(into.setdefault(key, {}), content, by_key=by_key, at=f"{name}.")
