@@ -5,6 +5,7 @@ The processes that train import them, call them and name file, function and line
 """
 
 import ast
+import difflib
 import hashlib
 import os
 import re
@@ -54,14 +55,17 @@ class FunctionSource:
 def find_source(import_path: str, contract: Contract) -> FunctionSource:
     """Find a function by its import path in the current folder and on Python's path."""
     if not _FORM.fullmatch(import_path):
-        wrong = f"={import_path!r} is not of the form package.module:function."
+        wrong = (
+            f"={import_path!r} is not of the form package.module:function.{_as_form(import_path)}"
+        )
         return FunctionSource(file=None, wrong=f"{wrong} It is called as {contract.call}.")
     module, _, name = import_path.partition(":")
     found, lacks = _spec(module)
     if found is None:
+        meant = _as_form(import_path)
         text = (
-            f"={import_path}: module {lacks} is neither in {Path.cwd()} nor installed. Start in "
-            "its folder, set PYTHONPATH, or install it."
+            f"={import_path}: module {lacks} is neither in {Path.cwd()} nor installed.{meant} "
+            "Start in its folder, set PYTHONPATH, or install it."
         )
         return FunctionSource(file=None, wrong=text, is_missing=True)
     if not found.origin or not found.origin.endswith(".py"):
@@ -75,6 +79,20 @@ def find_source(import_path: str, contract: Contract) -> FunctionSource:
     except (OSError, ValueError) as error:
         return FunctionSource(file=file, wrong=f"={import_path}: {file} cannot be read: {error}.")
     return FunctionSource(file=file, wrong=_name_error(tree, import_path, name, file, contract))
+
+
+def _as_form(text: str) -> str:
+    """The sentence with the name that was meant: of a file, or with a dot before the function."""
+    file, colon, name = text.partition(":")
+    if colon and file.endswith(".py"):
+        module = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+    elif not colon and "." in text:
+        module, _, name = text.rpartition(".")
+    else:
+        files = [path.stem for path in Path.cwd().glob("*.py")] if colon else []
+        module = next(iter(difflib.get_close_matches(file, files, n=1)), "")
+    meant = f"{module}:{name}"
+    return f" Did you mean {meant}?" if _FORM.fullmatch(meant) else ""
 
 
 def installed_file(file: Path) -> bool:
@@ -129,8 +147,11 @@ def _name_error(
     if name not in names:
         if is_open:
             return ""
-        defined = [each for each, node in names.items() if isinstance(node, ast.FunctionDef)]
+        callables = (ast.FunctionDef, ast.ClassDef)
+        defined = [each for each, node in names.items() if isinstance(node, callables)]
+        near = difflib.get_close_matches(name, defined, n=1, cutoff=0.7)
         there = f" It has {', '.join(defined[:5])}." if defined else ""
+        there += f" Did you mean {import_path.partition(':')[0]}:{near[0]}?" if near else ""
         return f"={import_path}: {file} defines no {name}.{there} It is called as {contract.call}."
     node = names[name]
     if isinstance(node, ast.AsyncFunctionDef):

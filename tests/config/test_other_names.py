@@ -14,9 +14,14 @@ from shardyard.config.schema.reference import settings
 from shardyard.config.validate import override_hint
 from shardyard.control.request import option_hint  # adds the tables of import
 from shardyard.errors import RecipeError
+from shardyard.hardware.catalogue import instance
 from shardyard.importers.configs.other_names import meaning_in_tables
 
 TYPED = {
+    # plain words
+    "model=llama2-7b": "model.preset=llama2-7b",
+    "gpu=A100": "cluster.instance=p4d.24xlarge",
+    "accelerator=gpu": "cluster.device=cuda",
     # Trainer
     "learning_rate=2e-5": "optim.lr=2e-5",
     "per_device_train_batch_size=8": "optim.micro_batch=8",
@@ -212,3 +217,8 @@ def test_a_credential_is_not_shown() -> None:
     for key in ("learning_rate", "r", "bf16", "report_to", "lr_scheduler_type", "base_model"):
         assert token not in str(override_hint(key, token, token))
         assert token not in problem_of(f"{key}={token}")
+
+
+@pytest.mark.parametrize(("name", "machine"), other_names.INSTANCE_WITH.items())
+def test_a_machine_suggested_for_an_accelerator_has_it(name: str, machine: str) -> None:
+    assert name.upper() in instance(machine).accelerator.name.upper().split()

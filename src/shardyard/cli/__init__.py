@@ -114,6 +114,12 @@ _OTHER_WORDS = {
     "run": "train",
     "fit": "train",
     "finetune": "train",
+    "fine-tune": "train",
+    "sft": "train",
+    "pretrain": "train",
+    "estimate": "plan",
+    "cost": "plan",
+    "price": "plan",
     "submit": "launch",
     "stop": "cancel",
     "kill": "cancel",
@@ -134,6 +140,25 @@ _OTHER_WORDS = {
 }
 """Verb of other programs -> the verb that is meant."""
 
+_MERGE = "Merge adapters while exporting: shardyard export RUN --to my-model --merged"
+_GENERATE = (
+    "Sample at the end of a run with task.generate_tokens=50, or export it and use it elsewhere: "
+    "shardyard export RUN --to my-model"
+)
+_EVALUATE = (
+    "Runs validate while they train: task.eval_every_steps=100. Show it: shardyard report RUN"
+)
+_SWEEP = (
+    "Start one run for each value, then compare them: shardyard compare RUN RUN (docs/python.md)"
+)
+_NO_VERB_NEEDED = {
+    **dict.fromkeys(("merge", "merge_lora", "merge-lora"), _MERGE),
+    **dict.fromkeys(("chat", "generate", "sample", "infer", "inference", "predict"), _GENERATE),
+    **dict.fromkeys(("eval", "evaluate", "validation", "test"), _EVALUATE),
+    **dict.fromkeys(("sweep", "tune", "grid"), _SWEEP),
+}
+"""Verb of other programs -> what to do instead, as there is no such verb."""
+
 
 _STARTS = frozenset({"train", "resume", "launch", "scale", "study", "drill", "bench"})
 """Verbs that start something which must not be started twice."""
@@ -146,6 +171,8 @@ _WORDS = "shardyard.words"
 def _no_verb(words: Sequence[str]) -> str:
     """Say which verb is meant, as a command to paste."""
     verb, *rest = words
+    if verb in _NO_VERB_NEEDED:
+        return f"unknown verb {verb!r}. {_NO_VERB_NEEDED[verb]}."
     near = [_OTHER_WORDS[verb]] if verb in _OTHER_WORDS else []
     near = near or difflib.get_close_matches(verb, _VERBS, n=1)
     if not near:

@@ -170,7 +170,8 @@ def command(
         return 0
     blocks = [*_prediction(found, critical_batch=critical_batch, details=details)]
     if found.cluster is None and found.plan.fits == "does not fit":
-        words = shown_command(["shardyard", "plan", *recipe, "--offers"])
+        length = () if found.plan.steps is not None else ("run.tokens=1B",)
+        words = shown_command(["shardyard", "plan", *recipe, *length, "--offers"])
         blocks.append(Callout("This machine is too small. Compare machines to rent:", words))
     if found.day_prices:
         rates = [(p.kind, p.rate.usd_per_hour, p.rate.source) for p in found.day_prices]

@@ -25,6 +25,8 @@ from shardyard.config.validate import (
     validate_types,
 )
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
+from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.presets import preset_named
 from shardyard.file_faults import broken_link_on_path
 from shardyard.io.files import read_user_file
 from shardyard.io.yaml import InvalidYamlError, is_null_word, read_yaml, write_yaml
@@ -195,6 +197,9 @@ def _read(file: Path) -> dict[str, Any]:
         why = f"{file} does not exist. {_suggest_file(file)}" if link is None else f"{file}{link}"
         raise RequestError(f"recipe {why}") from error
     except IsADirectoryError as error:
+        if (file / "config.json").is_file():
+            text = f"recipe {file} is a model folder. Did you mean model.path={file}?"
+            raise RequestError(text) from error
         inside = _yaml_files(file)
         hint = f" It holds {', '.join(inside[:5])}." if inside else ""
         data = "" if inside else f" To train on its files: data.source={file}."
@@ -223,6 +228,8 @@ def _suggest_file(file: Path) -> str:
         return f"An override is one word without spaces: {name}=VALUE."
     if (entry := re.match(r"([a-z_]+(?:\.[a-z_]+)+)[.\[][0-9]+\b", name)) is not None:
         return f"An override cannot change an entry of a list. Set the list: '{entry[1]}=[...]'."
+    if preset_named(name) is not None or name in IMAGE_PRESETS:
+        return f"Did you mean model.preset={name}?"
     near = difflib.get_close_matches(file.name, _yaml_files(file.parent), n=1, cutoff=0.5)
     if near:
         return f"Did you mean {file.parent / near[0]}?"
@@ -232,6 +239,8 @@ def _suggest_file(file: Path) -> str:
     if not file.suffix and example.is_file():
         return f"Did you mean {example}?"
     if not file.is_absolute() and not file.parent.is_dir():
+        if not file.suffix.startswith(".y") and len(file.parts) == 2:
+            return f"Did you mean model.hub={file}?"
         return (
             f"Folder {file.parent} does not exist in {Path.cwd()}. Change to the folder that has "
             "it, or give the whole path of a YAML file."

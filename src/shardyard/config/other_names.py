@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from shardyard.config.optimizers import OPTIMIZERS, Elsewhere, optimizer_by_alias
+from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.presets import preset_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +111,44 @@ def _switch(on: Mapping[str, Any], off: Mapping[str, Any] | str) -> Translate:
 
 
 def _model(value: Any) -> Meaning:
-    """A folder, or a repository on the hub."""
+    """A preset, a folder, or a repository on the hub."""
+    if isinstance(value, str) and (value in IMAGE_PRESETS or preset_named(value) is not None):
+        return Meaning(settings={"model.preset": value})
     is_path = re.match(r"[./~]", str(value)) or str(value).count("/") > 1
     return Meaning(settings={"model.path" if is_path else "model.hub": value})
+
+
+INSTANCE_WITH = {
+    "v100": "p3dn.24xlarge",
+    "a100": "p4d.24xlarge",
+    "h100": "p5.48xlarge",
+    "h200": "p5en.48xlarge",
+    "b200": "p6-b200.48xlarge",
+    "b300": "p6-b300.48xlarge",
+    "a10g": "g5.48xlarge",
+    "l4": "g6.48xlarge",
+    "l40s": "g6e.48xlarge",
+}
+"""Accelerator, in lower case -> an EC2 type with it."""
+
+
+def _accelerators(value: Any) -> Meaning:
+    """A number of devices, a kind of device for torch, or the name of an accelerator."""
+    match value:
+        case str() if value.lower() in INSTANCE_WITH:
+            machine = INSTANCE_WITH[value.lower()]
+            return Meaning(settings={"cluster.instance": machine}, is_translated=True)
+        case str() if value.lower() in ("gpu", "cuda"):
+            return Meaning(settings={"cluster.device": "cuda"}, is_translated=True)
+        case str() if value.lower() == "cpu":
+            return Meaning(settings={"cluster.device": "cpu"})
+        case str() if value != "auto" and not value.isdigit():
+            return Meaning(
+                words="Name the machine of the accelerator: cluster.instance=p5.48xlarge, or "
+                "cluster.file for one of your own (docs/hardware.md)."
+            )
+        case _:
+            return Meaning(settings={"cluster.devices": value})
 
 
 def _tokens(value: Any) -> Meaning:
@@ -239,8 +276,6 @@ _SAME = {
     "run_name": "run.name",
     "job_name": "run.name",
     "experiment_name": "run.name",
-    "gpus": "cluster.devices",
-    "gpu": "cluster.devices",
     "num_gpus": "cluster.devices",
     "n_gpus": "cluster.devices",
     "ngpus": "cluster.devices",
@@ -251,7 +286,6 @@ _SAME = {
     "num_nodes": "cluster.nodes",
     "num_machines": "cluster.nodes",
     "instance_type": "cluster.instance",
-    "accelerator": "cluster.device",
     "walltime": "launch.time_limit",
     "timeout_hours": "launch.time_limit",
     "tp_size": "parallel.tp",
@@ -344,6 +378,12 @@ _FLASH = _switch({"model.attention": "flash"}, {"model.attention": "sdpa"})
 
 _TRANSLATED: dict[str, Translate] = {
     "stage": _stage,
+    "gpus": _accelerators,
+    "gpu": _accelerators,
+    "gpu_type": _accelerators,
+    "gpu_name": _accelerators,
+    "accelerator": _accelerators,
+    "accelerators": _accelerators,
     "gradient_accumulation_steps": _to(optim__micro_batch="..."),
     "accumulate_grad_batches": _to(optim__micro_batch="..."),
     "grad_accum_steps": _to(optim__micro_batch="..."),

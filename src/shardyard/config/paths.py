@@ -209,9 +209,11 @@ def _missing_text(path: RecipePath, *, task: str) -> str:
         )
     is_of_images = task_row(task).reads == "images"
     always = f"{DIGITS} for pictures" if is_of_images else "python-stdlib for text"
+    is_source = path.setting == "data.source"
+    builtin = f", or use {always} that is always there" if is_source else ""
     return (
         f"={path.text!r} does not exist (looked for {Path(path.text).expanduser().absolute()}). "
-        f"{_near_hint(path)}Correct the path, or use {always} that is always there."
+        f"{_near_hint(path)}Correct the path{builtin}."
     )
 
 
@@ -223,6 +225,9 @@ def near_path(location: str) -> str | None:
     except OSError:
         return None
     near = difflib.get_close_matches(path.name, names, n=1)
+    # a common suffix does not make names alike
+    if near and path.suffix and not difflib.get_close_matches(path.stem, [Path(near[0]).stem]):
+        return None
     return str(path.with_name(near[0])) if near else None
 
 

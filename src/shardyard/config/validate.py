@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardyard.config.other_names import (
+    INSTANCE_WITH,
     NOT_BUILT,
     QLORA,
     Meaning,
@@ -57,6 +58,8 @@ _CHOICE_ELSEWHERE = {
         "ddp": "NO_SHARD",
         "zero": "ZERO_3",
     },
+    "data.pack": {"true": "whole", "packed": "whole", "packing": "whole", "concat": "stream"},
+    "cluster.device": {"gpu": "cuda", "nvidia": "cuda"},
 }
 """Setting -> other trainers' word for one of its choices, in lower case -> the choice."""
 
@@ -461,6 +464,7 @@ def _invalid_value(value: Any, setting: Setting) -> str:
     remedy = f" Did you mean {near[0]}?" if near else ""
     if not near and isinstance(value, int | float) and wanted.startswith(_TEXTS):
         remedy = f' Put it in quotes: "{value}".'
+    remedy = remedy or _other_form(value, setting)
     if not near and "a time with its unit" in wanted and _is_number(str(value)):
         remedy = f" Did you mean {value}min?"
     if not near and isinstance(value, str) and _is_number(value) and "number" in wanted:
@@ -469,6 +473,21 @@ def _invalid_value(value: Any, setting: Setting) -> str:
         name = re.sub(r"[^a-z0-9]+", "-", value.lower())[:40].strip("-")
         remedy = f" Did you mean {name}?" if name else ""
     return f"={show(value)} is not {wanted}.{remedy} ({setting.sentence})"
+
+
+def _other_form(value: Any, setting: Setting) -> str:
+    """The sentence with the form that a text should have; empty where none is likely."""
+    if not isinstance(value, str):
+        return ""
+    if setting.name == "cluster.device" and value.lower() in INSTANCE_WITH:
+        return f" Did you mean cluster.instance={INSTANCE_WITH[value.lower()]}?"
+    if setting.name == "cluster.nodes" and re.fullmatch(r"\d+(,\d+)+", value):
+        return f" To compare sizes: `shardyard study RECIPE --nodes {value} --predict`."
+    if setting.accepts.startswith("list") and re.fullmatch(r"[\w.:/*-]+", value):
+        return f" Did you mean {setting.name}=[{value}]?"
+    if value.endswith("%") and _is_number(value[:-1]) and setting.accepts.startswith("number"):
+        return f" Did you mean {float(value[:-1]) / 100:g}?"
+    return ""
 
 
 def _too_large(value: Any, detail: Any, setting: Setting) -> str | None:

@@ -108,7 +108,7 @@ def _mapping(row: Row) -> str:
     texts = [escape_text(key) for key, value in row.items() if isinstance(value, str)][:2]
     if len(texts) < 2 or not all(text.isidentifier() for text in texts):
         return ""
-    return f" Such as data.keys={{prompt: {texts[0]}, completion: {texts[1]}}}."
+    return f" For example: data.keys.prompt={texts[0]} data.keys.completion={texts[1]}."
 
 
 def chat_rows_name(row: Any, location: object) -> str:

@@ -309,7 +309,11 @@ def check_conversations(recipe: Recipe) -> Iterable[Problem]:
         near = difflib.get_close_matches(data.chat_template, CHAT_TEMPLATES, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(CHAT_TEMPLATES)}."
         text = f"={show(data.chat_template)}: no such template is known. {hint} One of your own "
-        text += "goes into the tokenizer's folder as chat_template.jinja."
+        text += (
+            "goes as chat_template.jinja into a folder with tokenizer.json and "
+            "tokenizer_config.json: set data.tokenizer to that folder, and leave "
+            "data.chat_template out."
+        )
         yield Problem("data.chat_template", text)
     if data.format != "chat":
         return
