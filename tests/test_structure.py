@@ -26,6 +26,7 @@ SMALL = {
     "config/schema/json_schema.py": "validation reaches it without the reference of settings",
     "data/byte_ranges.py": "base types of stores, which plug-ins import",
     "data/images/digits.py": "holds the licence of its data",
+    "data/shown.py": "decodes tokens, which the reading of samples does not know",
     "data/in_use.py": "the agent imports it, without torch",
     "doctor/finding.py": "what all checks return, without any of them",
     "elastic/preload_compiler.py": "the fork server imports it by name before it starts workers",

@@ -168,3 +168,33 @@ def test_an_interrupted_program_interrupts_us(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the current folder is not looked in
     with pytest.raises(KeyboardInterrupt):
         run_program(program(tmp_path, "raise SystemExit(130)"), [])
+
+
+@pytest.mark.heavy
+def test_samples_are_shown_as_training_reads_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = [
+        "model.preset=llama-tiny",
+        f"data.source={tmp_path}/rows.jsonl",
+        f"data.dir={tmp_path}/prepared",
+        "data.format=chat",
+        "data.chat_template=chatml",
+        "data.tokenizer=train",
+        "data.vocab_size=300",
+        "data.pack=whole",
+        "data.seq_len=128",
+        "data.workers=1",
+    ]
+    assert main(["prepare", *settings, "--show", "1", "--json"]) == 0
+    (sample,) = json.loads(capfd.readouterr().out)["samples"]
+    question, answer = sample["parts"][:2]
+    number = question["text"].partition("What is ")[2].partition("?")[0]
+    assert not question["loss"] and question["text"].endswith("<|im_start|>assistant\n")
+    assert answer["loss"] and answer["text"].startswith(f"It is {number}.<|im_end|>")
+    assert 0 < sample["loss_tokens"] < sample["tokens"] <= 128
+    assert main(["prepare", *settings, "--show", "2"]) == 0
+    printed = capfd.readouterr().out
+    assert "sample 2: " in printed and f'loss  "{answer["text"]}' in printed

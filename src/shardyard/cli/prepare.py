@@ -10,7 +10,13 @@ from shardyard.cli.confirm import confirm, side_terms
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
-from shardyard.control.attempt import prepare_also_h5, prepare_data, split_rows, would_prepare
+from shardyard.control.attempt import (
+    prepare_also_h5,
+    prepare_and_show,
+    prepare_data,
+    split_rows,
+    would_prepare,
+)
 from shardyard.control.aux_jobs import SideTerms
 from shardyard.control.prepare_remote import prepare_on
 from shardyard.control.prune import Unused, delete, find_sets
@@ -44,6 +50,12 @@ from shardyard.units import format_bytes
     help="Also write the samples of run.epochs as BERT's h5 files, for other programs.",
 )
 @click.option(
+    "--show",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Also print the first N samples as text, with the parts that are trained on.",
+)
+@click.option(
     "--prune",
     is_flag=True,
     help="Delete the datasets in data.dir that no run in run.dir needs.",
@@ -59,6 +71,7 @@ def command(
     dry_run: bool,
     verify: bool,
     also: str | None,
+    show: int | None,
     prune: bool,
     as_json: bool,
 ) -> None:
@@ -67,12 +80,14 @@ def command(
     Skips data that is prepared already. Repeat an interrupted command to continue.
     """
     if prune:
-        if on is not None or verify or also is not None:
+        if on is not None or verify or also is not None or show is not None:
             raise click.UsageError("--prune goes only with --yes, --dry-run and --json.")
         _prune(recipe, is_yes=is_yes, dry_run=dry_run, as_json=as_json)
         return
     if also is not None and (on is not None or dry_run):
         raise click.UsageError("--also goes with neither --on nor --dry-run.")
+    if show is not None and (on is not None or dry_run or also is not None):
+        raise click.UsageError("--show goes with none of --on, --dry-run and --also.")
     if on is not None:
         terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
         _prepare_remote(context, recipe, on, terms, verify=verify, as_json=as_json)
@@ -87,6 +102,9 @@ def command(
         else:
             print_table(("", ""), list(plan.items()), title="would prepare")
         return
+    if show is not None:
+        _print_samples(request, show, verify=verify, as_json=as_json)
+        return
     h5: dict[str, str] = {}
     if also is None:
         facts = prepare_data(request, verify=verify)
@@ -96,6 +114,19 @@ def command(
         echo(json.dumps({**asdict(facts), **h5}, indent=1))
         return
     print_table(("", ""), [*_rows(facts), *(("h5 files", folder) for folder in h5.values())])
+
+
+def _print_samples(request: Request, count: int, *, verify: bool, as_json: bool) -> None:
+    facts, samples = prepare_and_show(request, count, verify=verify)
+    if as_json:
+        echo(json.dumps({**asdict(facts), "samples": samples}, indent=1))
+        return
+    print_table(("", ""), _rows(facts))
+    for number, sample in enumerate(samples, start=1):
+        echo(f"\nsample {number}: {sample['tokens']:,} tokens, {sample['loss_tokens']:,} with loss")
+        for part in sample["parts"]:
+            mark = "loss" if part["loss"] else "    "
+            echo(f"{mark}  {json.dumps(part['text'], ensure_ascii=False)}")
 
 
 def _prune(recipe: tuple[str, ...], *, is_yes: bool, dry_run: bool, as_json: bool) -> None:

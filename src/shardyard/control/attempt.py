@@ -102,6 +102,23 @@ def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DatasetM
     return DatasetMetadata(**answer), folder
 
 
+def prepare_and_show(
+    request: Request, count: int, *, verify: bool = False
+) -> tuple[DatasetMetadata, list[dict[str, Any]]]:
+    """Prepare a request's data, and decode the first samples of its training split.
+
+    Returns:
+        What was prepared, and for each sample ``tokens``, ``loss_tokens`` and ``parts``, each
+        with its ``text`` and whether it has ``loss``.
+
+    Raises:
+        ShardyardError: What the data program answered; its class follows the exit code.
+    """
+    answer = _run(request, verify=verify, show=count)
+    samples: list[dict[str, Any]] = answer.pop("samples")
+    return DatasetMetadata(**answer), samples
+
+
 def _run(
     request: Request,
     *,
@@ -109,6 +126,7 @@ def _run(
     verify: bool = False,
     folder: Path | None = None,
     also: str | None = None,
+    show: int = 0,
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shardyard-") as scratch:
         recipe = Path(scratch) / "recipe.json"
@@ -119,6 +137,7 @@ def _run(
         options += ["--verify"] if verify else []
         options += [] if folder is None else ["--folder", str(folder)]
         options += [] if also is None else ["--also", also]
+        options += ["--show", str(show)] if show else []
         return run_program("shardyard.data", [str(recipe), *options])
 
 

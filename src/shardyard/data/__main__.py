@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardyard.config.resolved import DatasetMetadata
     from shardyard.config.schema.recipe import Recipe
+    from shardyard.data.loader import Samples
     from shardyard.data.prepare import Progress
 
 _LINE_EVERY_S = 5.0
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="to write, as another node has named it")
     parser.add_argument("--verify", action="store_true", help="check the SHA-256 of every file")
     parser.add_argument("--also", choices=["h5"], help="write what training sees, in this form too")
+    parser.add_argument("--show", type=int, default=0, help="samples of training to show")
     options = parser.parse_args(arguments)
     return _answer(
         lambda: _prepare(
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verify=options.verify,
             folder=options.folder,
             also=options.also,
+            show=options.show,
         )
     )
 
@@ -74,6 +77,7 @@ def _prepare(
     verify: bool,
     folder: Path | None,
     also: str | None,
+    show: int,
 ) -> dict[str, object]:
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
@@ -93,23 +97,51 @@ def _prepare(
     if verify:
         for each in [part.data for part in metadata.parts] or [metadata]:
             shards.verify(Path(each.dir))
-    if also is None:
-        return asdict(metadata)
-    with _progress_display() as progress:
-        return {**asdict(metadata), also: _write_h5(recipe, metadata, model_dir, progress)}
+    answer = asdict(metadata)
+    if also is not None:
+        with _progress_display() as progress:
+            answer[also] = _write_h5(recipe, metadata, model_dir, progress)
+    if show:
+        answer["samples"] = _show(recipe, metadata, model_dir, count=show)
+    return answer
+
+
+def _show(
+    recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None, *, count: int
+) -> list[dict[str, Any]]:
+    from shardyard.data.shown import show_samples
+    from shardyard.errors import RequestError
+
+    if recipe.task.name != "causal_lm" or metadata.item_kind is not None:
+        raise RequestError("--show is for text of task.name=causal_lm. Leave it out.")
+    train, _, _ = _open_data(recipe, metadata, model_dir)
+    folder = Path((metadata.parts[0].data if metadata.parts else metadata).dir)
+    return show_samples(train, folder, count=count)
 
 
 def _write_h5(
     recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None, progress: "Progress"
 ) -> str:
     """Write both splits as BERT's h5 files, next to the prepared data; return their folder."""
+    from shardyard.data.bert_h5 import write_splits
+
+    train, validation, seq_len = _open_data(recipe, metadata, model_dir)
+    folder = Path(f"{metadata.dir}-h5-{seq_len}")
+    epochs = math.ceil(recipe.run.epochs or 1)
+    write_splits(train, validation, folder, epochs=epochs, progress=progress)
+    return str(folder)
+
+
+def _open_data(
+    recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None
+) -> "tuple[Samples, Samples | None, int]":
+    """Both splits as training reads them, and the length of a sample."""
     from shardyard.config.formulas import seq_len_of
     from shardyard.config.model.growth import grow
     from shardyard.config.model.source import shape_or_none
     from shardyard.config.model.vocabulary import vocabulary_in
     from shardyard.config.resolved import Resolved
     from shardyard.config.tasks import imported, task_row
-    from shardyard.data.bert_h5 import write_splits
     from shardyard.errors import RequestError
 
     shape = grow(
@@ -130,11 +162,8 @@ def _write_h5(
     data = recipe.data.model_copy(update={"seq_len": seq_len})
     recipe = recipe.model_copy(update={"data": data})
     resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=metadata, steps=0)
-    data_of_task = imported(task_row(recipe.task.name).code).open_data(resolved)
-    folder = Path(f"{metadata.dir}-h5-{seq_len}")
-    epochs = math.ceil(recipe.run.epochs or 1)
-    write_splits(data_of_task.train, data_of_task.eval, folder, epochs=epochs, progress=progress)
-    return str(folder)
+    opened = imported(task_row(recipe.task.name).code).open_data(resolved)
+    return opened.train, opened.eval, seq_len
 
 
 def _read_recipe(path: Path) -> "Recipe":
