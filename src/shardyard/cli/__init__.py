@@ -145,16 +145,12 @@ _GENERATE = (
     "Sample at the end of a run with task.generate_tokens=50, or export it and use it elsewhere: "
     "shardyard export RUN --to my-model"
 )
-_EVALUATE = (
-    "Runs validate while they train: task.eval_every_steps=100. Show it: shardyard report RUN"
-)
 _SWEEP = (
     "Start one run for each value, then compare them: shardyard compare RUN RUN (docs/python.md)"
 )
 _NO_VERB_NEEDED = {
     **dict.fromkeys(("merge", "merge_lora", "merge-lora"), _MERGE),
     **dict.fromkeys(("chat", "generate", "sample", "infer", "inference", "predict"), _GENERATE),
-    **dict.fromkeys(("eval", "evaluate", "validation", "test"), _EVALUATE),
     **dict.fromkeys(("sweep", "tune", "grid"), _SWEEP),
 }
 """Verb of other programs -> what to do instead, as there is no such verb."""
