@@ -77,6 +77,8 @@ TABLE = (
     wrong("plan llama2-7b", "recipe llama2-7b does not exist", "model.preset=llama2-7b"),
     wrong("plan owner/name", "recipe owner/name does not exist", "model.hub=owner/name"),
     wrong("plan model.preset=llama-tiny cluster.device=A100", "'A100'", "instance=p4d.24xlarge"),
+    wrong("config task.metrics=own:acc", "'own:acc'", "task.metrics=[own:acc]"),
+    wrong("config data.eval_fraction=10%", "'10%'", "Did you mean 0.1?"),
     wrong("train", "Missing argument", "For example: shardyard train model.preset=llama-tiny"),
     wrong("train recipe.yaml --steps 10", "unknown option --steps", "run.steps=10"),
     wrong("train recipe.yaml --nodes 2", "unknown option --nodes", "cluster.nodes=2"),

@@ -483,9 +483,9 @@ def _other_form(value: Any, setting: Setting) -> str:
         return f" Did you mean cluster.instance={INSTANCE_WITH[value.lower()]}?"
     if setting.name == "cluster.nodes" and re.fullmatch(r"\d+(,\d+)+", value):
         return f" To compare sizes: `shardyard study RECIPE --nodes {value} --predict`."
-    if setting.accepts.startswith("list") and re.fullmatch(r"[\w.:/*-]+", value):
+    if setting.accepts.startswith("a list") and re.fullmatch(r"[\w.:/*-]+", value):
         return f" Did you mean {setting.name}=[{value}]?"
-    if value.endswith("%") and _is_number(value[:-1]) and setting.accepts.startswith("number"):
+    if value.endswith("%") and _is_number(value[:-1]) and setting.accepts.startswith("a number"):
         return f" Did you mean {float(value[:-1]) / 100:g}?"
     return ""
 
