@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.model.growth import grow
-from shardyard.config.model.source import shape_or_none
+from shardyard.config.model.source import shape_or_none, with_labels
 from shardyard.config.model.vocabulary import vocabulary_in
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DatasetMetadata, Resolved
@@ -101,7 +101,7 @@ def make_run(
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
     shape = grow(
         recipe,
-        shape_or_none(recipe, model_dir, corpus.facts.vocab_size),
+        with_labels(shape_or_none(recipe, model_dir, corpus.facts.vocab_size), corpus.facts),
         given=vocabulary_in(Path(corpus.facts.dir)),
         size=corpus.facts.vocab_size,
         model_dir=model_dir,

@@ -55,7 +55,6 @@ from shardyard.errors import (
     StorageError,
 )
 from shardyard.families.file_tensors import ParameterPiece, file_tensors, whole_shape
-from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.io.digests import (
     FolderDigests,
@@ -306,7 +305,7 @@ def _tensors(
     """Return the files' tensors by name; for a module of the user's own, its parameters."""
     if resolved.shape is None:
         return {name: (ParameterPiece(name, tuple(shape)),) for name, shape in shapes.items()}
-    return file_tensors(shapes, family_of(resolved.shape.model_type))
+    return file_tensors(shapes, resolved.shape.family)
 
 
 def _deal(

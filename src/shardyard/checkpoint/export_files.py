@@ -22,7 +22,7 @@ from shardyard.errors import JsonFileError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.io.digests import COMPLETE
 from shardyard.io.files import read_json_object
-from shardyard.models.build import build_on_meta, hf_config
+from shardyard.models.build import build_on_meta, hf_config, label_fields
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
@@ -120,6 +120,8 @@ def write_export_files(
         tokenizer = AutoTokenizer.from_pretrained(folder)
         changed = [name for name in _ENDS if name not in files.same_ends]
         ends = {name: getattr(tokenizer, name) for name in changed}
+    if files.has_tokenizer and shape.is_causal and shape.label_head == "samples":
+        ends |= _padding(folder, files.config)
     architecture = type(build_on_meta(shape)).__name__
     if files.config is None:
         config = hf_config(shape)
@@ -128,15 +130,28 @@ def write_export_files(
         config.update(ends)
         config.save_pretrained(folder)
     else:
-        ends_and_rows = {**ends, "vocab_size": shape.vocab_size}
+        ends_and_rows = {**ends, "vocab_size": shape.vocab_size, **label_fields(shape)}
         content = changed_config(
             files.config, architecture=architecture, dtype=dtype, ends=ends_and_rows
         )
         _write(folder / CONFIG, content)
     if (folder / GENERATION).exists():
         _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})
-    elif ends and shape.is_causal:
+    elif ends and shape.is_causal and shape.label_head is None:
         GenerationConfig(**ends).save_pretrained(folder)
+
+
+def _padding(folder: Path, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the token that pads, by which transformers finds the last token of a sample.
+
+    Without one in config.json it rejects batches. The end of a text, which no sample has, will do.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.save_pretrained(folder)
+    known = None if config is None else config.get("pad_token_id")
+    return {} if known is not None else {"pad_token_id": tokenizer.pad_token_id}
 
 
 def _name_no_code(files: Iterable[Path]) -> None:

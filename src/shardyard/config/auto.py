@@ -509,6 +509,8 @@ def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
         return "none", "the function of model.module makes its own loss"
     if recipe.task.loss is not None:
         return "none", "task.loss gets all outputs of a batch"
+    if task_row(recipe.task.name).labelled is not None:
+        return "none", "logits of labels take little"
     if waits_for_logits(recipe.parallel.schedule, pp=recipe.parallel.pp):
         return "none", "with gpipe a gradient of the head would wait for each micro-batch"
     if recipe.precision.compute == "auto":

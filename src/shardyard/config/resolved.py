@@ -53,6 +53,10 @@ class DatasetMetadata:
     """
     num_classes: int | None = None
     """Number of image classes; None: for text."""
+    num_labels: int | None = None
+    """Number of labels of texts or tokens; 1: a number is predicted. None: no labels."""
+    label_names: tuple[str, ...] = ()
+    """Names of these labels, by number."""
     parts: tuple["SourceMetadata", ...] = ()
     """Sources of a mixture, which have datasets of their own."""
     too_long: int | None = None
@@ -86,6 +90,7 @@ class DatasetMetadata:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists
+        object.__setattr__(self, "label_names", tuple(self.label_names))
         parts = (
             each if isinstance(each, SourceMetadata) else SourceMetadata(**each)
             for each in self.parts

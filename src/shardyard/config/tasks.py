@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardyard.config.schema.base import Section
 
 from shardyard.errors import RequestError
+from shardyard.families.dimensions import Labelled
 from shardyard.plugins import PlugIn, load_entry_point, load_object, plug_in_named
 
 BITS_PER_BYTE = "bits_per_byte"
@@ -49,8 +50,11 @@ class TaskRow:
     """module:function that writes its data set, as ``data.prepare.prepare``."""
     metrics: Mapping[str, Metric]
     """Metrics that its code scores an evaluation by, by name; the loss first."""
-    is_causal: bool
-    """Whether its models see only earlier tokens."""
+    is_causal: bool | None
+    """Whether its models see only earlier tokens; None: it trains either kind."""
+    labelled: Labelled | None = None
+    """What has a label in its data, which its models' head gives; None: the head predicts tokens.
+    """
     reads: Literal["text", "images"] = "text"
     """Kind of data in its samples."""
     judges_pairs: bool = False
@@ -95,6 +99,7 @@ class TaskRow:
         return loss / math.log(2) * targets / nbytes
 
 
+_BETTER_HIGHER = Metric(is_better_higher=True, is_of_logits=True)
 _TEXT = "shardyard.data.text_datasets:prepare_text"
 _OF_TOKENS = {"loss": Metric(), "perplexity": Metric()}
 
@@ -133,6 +138,30 @@ TASKS: dict[str, TaskRow] = {
         is_causal=False,
         judges_pairs=True,
         data_formats=("sentences", "documents", "bert_h5"),
+    ),
+    "sequence_classification": TaskRow(
+        code="shardyard.tasks.sequence_classification:SequenceClassification",
+        prepare="shardyard.data.labels.prepare:prepare_labelled",
+        metrics={
+            "loss": Metric(),
+            **dict.fromkeys(("accuracy", "f1", "f1_macro", "matthews"), _BETTER_HIGHER),
+            "mse": Metric(is_of_logits=True),
+            **dict.fromkeys(("pearson", "spearman"), _BETTER_HIGHER),
+        },
+        is_causal=None,
+        labelled="samples",
+        data_formats=("by_suffix",),
+    ),
+    "token_classification": TaskRow(
+        code="shardyard.tasks.token_classification:TokenClassification",
+        prepare="shardyard.data.labels.prepare:prepare_labelled",
+        metrics={
+            "loss": Metric(),
+            **dict.fromkeys(("accuracy", "precision", "recall", "f1"), _BETTER_HIGHER),
+        },
+        is_causal=None,
+        labelled="tokens",
+        data_formats=("by_suffix",),
     ),
     "image_classification": TaskRow(
         code="shardyard.tasks.images:ImageClassification",

@@ -6,7 +6,7 @@ except for the surplus of the tables below, each with its reason.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -95,18 +95,27 @@ def match_weights(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
         for name, pieces in file_tensors(parameter_shapes(shape), family).items()
     }
     found = stored_names(stored, wanted, family)
+    other_labels = _heads_of_other_labels(wanted, found, stored, family)
+    found = {name: theirs for name, theirs in found.items() if name not in other_labels}
     problems = [
         *_missing(folder, wanted, found, family),
         *_shape_mismatches(folder, wanted, found, stored),
         *_second_names(folder, stored, found, shape),
     ]
-    surplus, ignored = _surplus(stored, wanted, found, family)
+    surplus, ignored = _surplus(
+        stored.keys() - other_labels.values(), wanted, found, family
+    )
     if surplus:
         problems.append(_surplus_error(folder, surplus, shape))
     notes += [
         f"{folder} holds tensors that are not used ({format_names(names)}): {why}."
         for why, names in ignored.items()
     ]
+    if other_labels:
+        notes.append(
+            f"{folder} has a head over other labels ({format_names(list(other_labels))}), which is "
+            f"not used: one over {shape.num_labels} labels begins at random."
+        )
     return Match(shape=shape, errors=tuple(problems), notes=tuple(notes))
 
 
@@ -129,13 +138,27 @@ def _with_untied_head(
     ]
 
 
+def _heads_of_other_labels(
+    expected: Mapping[str, tuple[int, ...]],
+    matched: Mapping[str, str],
+    stored: Mapping[str, StoredTensor],
+    family: Family,
+) -> dict[str, str]:
+    """Return the tensors of a head over labels that has another number of them, by our names."""
+    if family.labelled is None:
+        return {}
+    head = {name: each for name, each in matched.items() if name.startswith(f"{family.head.module}.")}
+    differs = any(stored[theirs].shape != expected[name] for name, theirs in head.items())
+    return head if differs else {}
+
+
 def _missing(
     folder: Path, expected: Mapping[str, object], matched: Mapping[str, str], family: Family
 ) -> list[str]:
     lacking = sorted(
         name
         for name in expected.keys() - matched.keys()
-        if not name.startswith(family.modules_of_pairs)  # begins at random, with a note
+        if not name.startswith(family.drawn_modules)  # begins at random, with a note
     )
     if not lacking:
         return []
@@ -210,7 +233,7 @@ def _second_names(
 
 
 def _surplus(
-    stored: Mapping[str, StoredTensor],
+    stored: Collection[str],
     expected: Mapping[str, object],
     matched: Mapping[str, str],
     family: Family,
@@ -220,7 +243,7 @@ def _surplus(
     second = {head_of(family) if name is None else name for name in (*family.tied_names, None)}
     surplus: list[str] = []
     ignored: dict[str, list[str]] = {}
-    for name in sorted(stored.keys() - used):
+    for name in sorted({*stored} - used):
         now = name_now(name, {*expected, *second}, family)
         if now in second and now not in expected:
             continue  # compared with its pair

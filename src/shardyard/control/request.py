@@ -27,6 +27,7 @@ from shardyard.config.model.source import (
     shape_or_none,
     stated_shape,
     with_heads,
+    with_labels,
 )
 from shardyard.config.model.vocabulary import vocabulary_in, vocabulary_of_recipe
 from shardyard.config.model_sizes import ModelSizes, sizes_of
@@ -344,6 +345,7 @@ class Request:
             RecipeError: Degrees, batch, data and model do not fit each other or ``previous``.
         """
         shape = shape_or_none(self.recipe, self.model_dir, data.vocab_size)
+        shape = with_labels(shape, data)
         match = None
         if self.model_dir is not None:
             kept = reuse_previous(self.recipe, previous)[0]

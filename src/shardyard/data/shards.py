@@ -35,6 +35,8 @@ IMAGES_VERSION = "images-1"
 ITEMS_VERSION = "items-1"
 """Format version of items of the user's dataset, by ``data/own/``; also part of the folder's name.
 """
+LABELS_VERSION = "labels-1"
+"""Format version of rows with labels, by ``data/labels/``; also part of the folder's name."""
 MANIFEST = "manifest.json"
 
 Tokens = npt.NDArray[np.int64]
@@ -246,7 +248,7 @@ def verify(folder: Path) -> None:
     Raises:
         DataError: A file is missing, or its size or content is not as it was written.
     """
-    manifest = read_manifest(folder, (*OF_TEXT, IMAGES_VERSION, ITEMS_VERSION))
+    manifest = read_manifest(folder, (*OF_TEXT, IMAGES_VERSION, ITEMS_VERSION, LABELS_VERSION))
     check_sizes(folder, manifest, manifest["files"])
     for name, entry in manifest["files"].items():
         with (folder / name).open("rb") as file:

@@ -10,6 +10,7 @@ from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
+    LabelHead,
     ModuleSpec,
     Preset,
     always,
@@ -142,6 +143,13 @@ BERT = Family(
     pooler=ModuleSpec("bert.pooler.dense", hidden, hidden, bias=always, only_if=_has_pair_head),
     pair_head=ModuleSpec(
         "cls.seq_relationship", _kinds_of_pairs, hidden, bias=always, only_if=_has_pair_head
+    ),
+    label_head=LabelHead(
+        of_samples="classifier",
+        of_tokens="classifier",
+        samples_have_bias=True,
+        pooler="bert.pooler.dense",
+        samples_dropped=True,
     ),
     blocks="bert.encoder.layer",
     operators=(

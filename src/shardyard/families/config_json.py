@@ -135,7 +135,7 @@ def windows_from_block(config: Mapping[str, Any]) -> list[str]:
     return [SLIDING if layer >= first else FULL for layer in range(config["num_hidden_layers"])]
 
 
-def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
+def _experts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Sizes of a mixture of experts."""
     experts = config.get("num_local_experts") or config.get("num_experts")
     visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")

@@ -1,10 +1,16 @@
 """Dimensions of one transformer, as its config.json has them, and widths made of them."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
-"""Sizes of latent attention alone: other models are written without them."""
+_IF_SET = (
+    "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "label_head", "num_labels",
+    "label_names",
+)  # fmt: skip
+"""Sizes of latent attention and of heads over labels: other models are written without them."""
+
+Labelled = Literal["samples", "tokens"]
+"""What has a label of its own: each sample, or each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +70,34 @@ class ModelDimensions:
     """Elements of a head's value; None: as many as of its key."""
     judges_pairs: bool = False
     """Whether it has the head, too, that says if one text follows another."""
+    label_head: Labelled | None = None
+    """What the head gives a label to; None: it predicts tokens."""
+    num_labels: int = 0
+    """Outputs of the head over labels; 1: a number. 0: the head predicts tokens."""
+    label_names: tuple[str, ...] = ()
+    """Names of the labels, by number; none: not known yet, or a number is predicted."""
     hidden_dropout: float = 0.0
     """Share of hidden states that its own config.json drops; model.dropout says what is done."""
 
     def __post_init__(self) -> None:
         if self.layer_types is not None:  # a list, as JSON has it
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
+        object.__setattr__(self, "label_names", tuple(self.label_names))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         types = self.layer_types
         found = {**asdict(self), "layer_types": None if types is None else list(types)}
-        return {key: value for key, value in found.items() if key not in _LATENT or value}
+        return {key: value for key, value in found.items() if key not in _IF_SET or value}
 
     def has_window_below(self, tokens: int) -> bool:
         """Whether any block has a window shorter than samples of that length."""
         return self.sliding_window is not None and self.sliding_window < tokens
+
+    @property
+    def logits_width(self) -> int:
+        """Outputs of the head for each token that it reads."""
+        return self.vocab_size if self.label_head is None else self.num_labels
 
     @property
     def head_width(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-from shardyard.families.dimensions import ModelDimensions
+from shardyard.families.dimensions import Labelled, ModelDimensions
 
 Size = Callable[[ModelDimensions], int]
 """From a model's sizes to a number of rows or columns."""
@@ -139,6 +139,28 @@ class ConfigJson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelHead:
+    """Names of what a model has in the place of its head over the vocabulary."""
+
+    of_samples: str = "score"
+    """Matrix over one token of each sample."""
+    of_tokens: str = "score"
+    """Matrix over every token; it has a bias."""
+    samples_have_bias: bool = False
+    pooler: str | None = None
+    """Dense layer, followed by tanh, over the token that stands for a sample; None: none.
+
+    With it that is the first token, else the last one.
+    """
+    samples_dropped: bool = False
+    """Whether the head over samples drops a share of its input; that over tokens always does."""
+
+
+DROPOUT_OF_LABELS = "dropout"
+"""Module that drops a share of the input of a head over labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One kind of model. Names of modules are from the top of its model with a head."""
 
@@ -169,6 +191,10 @@ class Family:
     """Dense layer over a sample's first token, in models that may judge pairs of texts."""
     pair_head: ModuleSpec | None = None
     """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
+    label_head: LabelHead = LabelHead()
+    """Heads over labels, one of which replaces the head (``families/label_heads.py``)."""
+    labelled: Labelled | None = None
+    """What the head gives a label to; None: it predicts tokens."""
 
     blocks: str
     """The list of transformer blocks."""
@@ -239,9 +265,26 @@ class Family:
         return tuple(row for row in rows if row is not None)
 
     @property
-    def modules_of_pairs(self) -> tuple[str, ...]:
-        """Return the modules that judge pairs of texts, as prefixes of parameter names."""
-        return tuple(f"{row.module}." for row in (self.pooler, self.pair_head) if row is not None)
+    def pools(self) -> bool:
+        """Whether a head over labels of samples reads what a pooler makes of the first token."""
+        return self.labelled == "samples" and self.pooler is not None
+
+    @property
+    def drawn_modules(self) -> tuple[str, ...]:
+        """Return the modules of a task's own heads, as prefixes of parameter names.
+
+        They begin at random where a folder has none.
+        """
+        rows = (self.pooler, self.pair_head, None if self.labelled is None else self.head)
+        return tuple(f"{row.module}." for row in rows if row is not None)
+
+    @property
+    def head_dropout(self) -> str | None:
+        """Return the module that drops a share of the head's input; None: nothing is dropped."""
+        drops = self.labelled == "tokens" or (
+            self.labelled == "samples" and self.label_head.samples_dropped
+        )
+        return DROPOUT_OF_LABELS if drops else None
 
     @property
     def colwise(self) -> tuple[str, ...]:
@@ -331,6 +374,10 @@ def kv_heads(shape: ModelDimensions) -> int:
 
 def head(shape: ModelDimensions) -> int:
     return shape.head_width
+
+
+def labels(shape: ModelDimensions) -> int:
+    return shape.num_labels
 
 
 def inner(shape: ModelDimensions) -> int:

@@ -15,6 +15,7 @@ from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
+    LabelHead,
     Fused,
     ModuleSpec,
     Preset,
@@ -125,6 +126,7 @@ GPT2 = Family(
     ),
     norm=ModuleSpec("transformer.ln_f", hidden, bias=always),
     head=ModuleSpec("lm_head", vocabulary, hidden, split="rows"),
+    label_head=LabelHead(of_tokens="classifier"),
     blocks="transformer.h",
     operators=("attn", "mlp", "mlp.act_fn"),
     dropped=("attn", "mlp"),

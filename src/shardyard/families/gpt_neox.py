@@ -13,6 +13,7 @@ from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
+    LabelHead,
     ModuleSpec,
     Preset,
     always,
@@ -111,6 +112,7 @@ GPT_NEOX = Family(
     ),
     norm=ModuleSpec("gpt_neox.final_layer_norm", hidden, bias=always),
     head=ModuleSpec("lm_head", vocabulary, hidden, split="rows", in_files="embed_out.weight"),
+    label_head=LabelHead(of_tokens="classifier"),
     blocks="gpt_neox.layers",
     operators=("attention", "mlp", "mlp.act", "post_attention_dropout", "post_mlp_dropout"),
     rotary="gpt_neox.rotary_emb",

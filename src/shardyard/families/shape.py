@@ -6,6 +6,7 @@ from functools import cached_property
 from shardyard.errors import RequestError
 from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import Family, Product
+from shardyard.families.label_heads import labelled_family
 from shardyard.families.registry import PLANNED, family_of
 
 
@@ -27,6 +28,8 @@ class ModelShape(ModelDimensions):
             RequestError: There is no such kind, or only one of it and these sizes has experts.
         """
         family = family_of(self.model_type)
+        if self.label_head is not None:
+            family = labelled_family(self.model_type, self.label_head)
         if (self.num_experts > 0) != family.has_experts:
             has = "has" if family.has_experts else "has no"
             raise RequestError(
@@ -95,8 +98,18 @@ class ModelShape(ModelDimensions):
 
     @property
     def table_parameters(self) -> int:
-        """Parameters of the table of tokens, or of the head."""
+        """Parameters of the table of tokens, or of a head over the vocabulary."""
         return self.vocab_size * self.hidden_size
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the head's matrix."""
+        return self.logits_width * self.hidden_size
+
+    @property
+    def tables(self) -> int:
+        """Matrices over the vocabulary: the table of tokens, and the head that has its own."""
+        return 1 if self.tie_word_embeddings or self.label_head is not None else 2
 
     @cached_property
     def parameters(self) -> int:
@@ -115,7 +128,7 @@ class ModelShape(ModelDimensions):
         """
         visited = self.shared_block_parameters + self.num_experts_per_tok * self.expert_parameters
         blocks = self.num_hidden_layers * (visited - self.family.stream_norms * self.hidden_size)
-        return blocks + self.table_parameters
+        return blocks + self.head_parameters
 
     @cached_property
     def products(self) -> tuple[Product, ...]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedModel,
 )
 
@@ -20,6 +22,7 @@ from shardyard.families.family import Family
 from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import frozen_pattern_errors, is_frozen
+from shardyard.io.files import read_json_object
 from shardyard.models.attention import NAME
 from shardyard.models.hf import load_adapters, load_weights
 from shardyard.models.init import fill_adapters, fill_part, fill_random
@@ -33,22 +36,51 @@ from shardyard.torch_private import parameter_named
 
 def hf_config(shape: ModelShape) -> Any:
     """The transformers config of a shape."""
-    return AutoConfig.for_model(shape.model_type, **shape.family.config_json.written(shape))
+    written = shape.family.config_json.written(shape)
+    if shape.label_head is not None:
+        # ours is model.dropout
+        written = {**written, **label_fields(shape), "classifier_dropout": 0.0}
+    return AutoConfig.for_model(shape.model_type, **written)
+
+
+def label_fields(shape: ModelShape) -> dict[str, Any]:
+    """Fields of config.json for the labels of a shape; empty for a head over the vocabulary."""
+    if shape.label_head is None:
+        return {}
+    names = shape.label_names or [f"LABEL_{number}" for number in range(shape.num_labels)]
+    problem = "regression" if shape.num_labels == 1 else "single_label_classification"
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+        **({"problem_type": problem} if shape.label_head == "samples" else {}),
+    }
 
 
 def build_on_meta(shape: ModelShape) -> PreTrainedModel:
-    """The fp32 language model of a shape; its parameters have sizes but no storage."""
+    """The fp32 model of a shape; its parameters have sizes but no storage."""
     config = hf_config(shape)
     config.use_cache = False
-    model_class: Any = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
-    if shape.judges_pairs:
-        model_class = AutoModelForPreTraining
     with torch.device("meta"):
-        model: PreTrainedModel = model_class.from_config(
+        model: PreTrainedModel = _model_class(shape).from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
     replace_modules(model, shape)
     return model
+
+
+def _model_class(shape: ModelShape) -> Any:
+    """The class of transformers that makes a model with the shape's head."""
+    match shape.label_head:
+        case "samples":
+            return AutoModelForSequenceClassification
+        case "tokens":
+            return AutoModelForTokenClassification
+        case None if shape.judges_pairs:
+            return AutoModelForPreTraining
+        case None:
+            return AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
+        case _:
+            assert_never(shape.label_head)
 
 
 def replace_modules(model: PreTrainedModel, shape: ModelShape) -> None:
@@ -190,23 +222,26 @@ def fill_weights(
     *,
     folder: Path | None,
     seed: int,
+    family: Family | None = None,
     adapters: Path | None = None,
     new_embeddings: Literal["mean", "random"] = "mean",
 ) -> None:
     """Load weights from a Hugging Face folder, or draw them from the seed if there is none.
 
-    What judges pairs of texts is drawn if the folder has none of it.
+    A head of the task's own is drawn if the folder has none of it.
 
     Args:
+        family: The model's; None: that of its type, with a head over the vocabulary.
         adapters: Folder of adapters in PEFT's format; None: they are drawn.
         new_embeddings: Initial rows of tokens that the folder has no row for.
     """
-    family = family_of(model.config.model_type)
+    family = family or family_of(model.config.model_type)
     std = _std_of(family, model.config.num_hidden_layers)
     new_rows = NewRows(new_embeddings, draw=lambda *row: fill_part(*row, seed=seed, std=std))
     with torch.no_grad():
         only = None if folder is None else load_weights(model, folder, family, new_rows)
-        fill_random(model, seed=seed, std=std, norm=family.initial_norm, only=only)
+        of_heads = std if folder is None else _std_in(folder, family)
+        fill_random(model, seed=seed, std=of_heads, norm=family.initial_norm, only=only)
         if adapters is None:
             fill_adapters(model, seed=seed)
         else:
@@ -219,6 +254,13 @@ def _std_of(family: Family, blocks: int) -> Callable[[str], float]:
     ends = tuple(f".{name}.weight" for name in sums)
     smaller = family.initial_std / math.sqrt(blocks * max(1, len(sums)))
     return lambda name: smaller if name.endswith(ends) else family.initial_std
+
+
+def _std_in(folder: Path, family: Family) -> Callable[[str], float]:
+    """The same of a head that a folder lacks, as its config.json says."""
+    config = read_json_object(folder / "config.json")
+    std = float(config.get("initializer_range") or family.initial_std)
+    return lambda _: std
 
 
 # A pipeline stage keeps the modules that it computes under their names in the whole model. Names
@@ -260,6 +302,7 @@ def _ends(model: nn.Module, family: Family, *, is_first: bool, is_last: bool) ->
     before = [row.module for row in family.before]
     before += [] if family.embedding_end is None else [family.embedding_end]
     after = [row.module for row in family.after if part_of(model, row) is not None]
+    after += [] if family.head_dropout is None else [family.head_dropout]
     if family.end is not None:  # it holds them, and parameters of its own
         outside = [name for name in after if not name.startswith(f"{family.end}.")]
         after = [family.end, *outside]

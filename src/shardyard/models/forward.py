@@ -59,6 +59,8 @@ class ForwardPass:
         self._head = part_of(model, family.head)
         self._pooler = part_of(model, family.pooler)
         self._pair_head = part_of(model, family.pair_head)
+        self._pools = family.pools
+        self._head_dropout = part_of(model, family.head_dropout)
         self._keys = keys
         self._attention = attention
         self._tokens_l = tokens_l
@@ -90,7 +92,8 @@ class ForwardPass:
     ) -> Any:
         """Compute logits or a sum of losses from ``Inputs``, or a hidden state for the next stage.
 
-        Logits are (B, l, V), or (1, N, V) of tokens that are named. A model that judges pairs adds
+        Logits are (B, l, V), or (1, N, V) of tokens that are named, one of each sample for labels
+        of samples. A model that judges pairs adds
         logits (B, 2) of the first token of each sample that this rank holds. Ignore these where
         that is not the sample's own first token.
         """
@@ -111,6 +114,7 @@ class ForwardPass:
             # A masked model predicts few of its tokens: norm and head compute only those.
             x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         x = x if self._norm is None else self._norm(x)
+        x = self._before_labels(x)
         if of_pairs_B2 is None:
             return self._logits(x) if targets is None else self._head(x, targets)
         if targets is None:
@@ -122,6 +126,18 @@ class ForwardPass:
             return None
         of_pairs_B2: Tensor = self._pair_head(torch.tanh(self._pooler(x_BlD[:, 0])))
         return of_pairs_B2
+
+    def _before_labels(self, x: Tensor) -> Tensor:
+        """Return what a head over labels multiplies: pooled, and with a share of it dropped."""
+        if self._pools:
+            assert self._pooler is not None
+            x = torch.tanh(self._pooler(x))  # (1, B, D)
+        if self._head_dropout is None:
+            return x
+        # its masks go by sample, so each pooled sample is a row of one token
+        x = x.transpose(0, 1) if self._pools else x
+        x = self._head_dropout(x)
+        return x.transpose(0, 1) if self._pools else x
 
     def _logits(self, x_BlD: Tensor) -> Tensor:
         assert self._head is not None

@@ -31,7 +31,8 @@ def load_weights(
         new_rows: Initial values for tokens that the files have no row for; None: that is an error.
 
     Returns:
-        Names of what judges pairs, where the folder has none of it: it stays as it is.
+        Names of the task's own heads that the folder has not, or over other labels: they stay as
+        they are.
 
     Raises:
         DataError: A file or a tensor is missing, damaged, or of another shape.
@@ -40,10 +41,12 @@ def load_weights(
     params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
     tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
     found = stored_names(stored, tensors, family)
+    for name in _of_other_labels(stored, tensors, found, family):
+        del found[name]
     names, wanted = list(tensors), _local_slices(tensors, params)
     lacking = {name for name in names if name not in found}
-    of_pairs = {name for name in lacking if name.startswith(family.modules_of_pairs)}
-    missing = sorted(lacking - of_pairs)
+    drawn = {name for name in lacking if name.startswith(family.drawn_modules)}
+    missing = sorted(lacking - drawn)
     if missing:
         raise DataError(
             f"{folder} lacks {len(missing)} of the model's {len(names)} tensors, the first is "
@@ -51,7 +54,7 @@ def load_weights(
             "config.json against the safetensors files."
         )
     by_file: dict[Path, list[str]] = {}
-    for name in wanted.keys() - of_pairs:
+    for name in wanted.keys() - drawn:
         by_file.setdefault(stored[found[name]].file, []).append(name)
     by_token = [found[name] for name in rows_by_token(family) if name in found]
     if len({stored[name].shape[0] for name in by_token}) > 1:
@@ -59,7 +62,21 @@ def load_weights(
     for file, names in by_file.items():
         slices = {found[name]: wanted[name] for name in names}
         _read_file(file, slices, by_token=by_token, new_rows=new_rows)
-    return of_pairs
+    return drawn
+
+
+def _of_other_labels(
+    stored: Mapping[str, StoredTensor],
+    tensors: Mapping[str, tuple[ParameterPiece, ...]],
+    found: Mapping[str, str],
+    family: Family,
+) -> list[str]:
+    """Names of a head over labels where the folder's has another number of them."""
+    if family.labelled is None:
+        return []
+    head = [name for name in found if name.startswith(f"{family.head.module}.")]
+    differs = any(stored[found[name]].shape != whole_shape(tensors[name]) for name in head)
+    return head if differs else []
 
 
 def load_adapters(model: nn.Module, folder: Path) -> None:

@@ -102,8 +102,10 @@ class Dropout:
         seed: int,
         keys: SampleKeys,
         part: tuple[int, int] | None = None,
+        is_of_samples: bool = False,
     ) -> None:
         """Args:
+        is_of_samples: What passes is one vector of each sample, (B, 1, D).
         part: Where ranks of tp split the width: this rank's first column, and how many there are
             over all; all tokens that it computes pass through then. None: it has the whole width.
         """
@@ -111,6 +113,7 @@ class Dropout:
         self._dropout_key = dropout_key(seed, module_name)
         self._keys = keys
         self._part = part
+        self._is_of_samples = is_of_samples
 
     def __call__(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         if not module.training:
@@ -126,7 +129,7 @@ class Dropout:
         first, width = self._part or (0, columns)
         key_B11 = random_bits(self._dropout_key, self._keys.samples_B)[:, None, None]
         tokens_L = self._keys.tokens_l if self._part is None else self._keys.computed_l
-        if tokens_L is None:
+        if tokens_L is None or self._is_of_samples:
             tokens_L = torch.arange(length, device=x_BLD.device)
         columns_D = torch.arange(first, first + columns, device=x_BLD.device)
         element_LD = tokens_L[:, None] * width + columns_D
@@ -138,3 +141,11 @@ def add_dropout(modules: dict[str, nn.Module], *, drop: float, seed: int, keys: 
     """Mask the outputs of named modules. Call before sharding: its hooks must come after these."""
     for place, module in modules.items():
         module.register_forward_hook(Dropout(place, drop=drop, seed=seed, keys=keys))
+
+
+def add_head_dropout(
+    module: nn.Module, name: str, *, drop: float, seed: int, keys: SampleKeys, is_of_samples: bool
+) -> None:
+    """Mask what a head over labels reads; ``is_of_samples`` as of ``Dropout``."""
+    mask = Dropout(name, drop=drop, seed=seed, keys=keys, is_of_samples=is_of_samples)
+    module.register_forward_hook(mask)

@@ -23,7 +23,7 @@ from shardyard.models.grad_scale import LossScale
 from shardyard.models.local_shard import local_shard
 from shardyard.models.lora import add_adapter_dropout
 from shardyard.models.moe import RouterLoss, RouterTotals, RouterWeight
-from shardyard.models.random import SampleKeys, add_dropout
+from shardyard.models.random import SampleKeys, add_dropout, add_head_dropout
 from shardyard.models.submodules import blocks_of, dropout_modules, part_of
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.custom_module import split_by_plan
@@ -86,7 +86,8 @@ def parallelize(
         # outside of all that wraps a block: of what is recomputed only the input is kept
         stage.forward = ForwardPass(
             stage, family, keys=keys, attention=attention, tokens_l=keys.computed_l,
-            is_first=number == 0, logit_softcap=shape.final_logit_softcapping,
+            is_first=number == 0,
+            logit_softcap=shape.final_logit_softcapping if shape.label_head is None else None,
             around=None if offload is None else offload.around,
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; copies are of modules as they were built
@@ -127,6 +128,7 @@ def parallelize(
         router_weight=None if router is None else router.weight,
         statistics=() if router is None else (router.totals,),
         tokens_l=keys.computed_l,
+        held_l=keys.tokens_l,
         pipeline=pipeline,
     )
 
@@ -166,6 +168,12 @@ def _drop(model: PreTrainedModel, recipe: Recipe, family: Family, keys: SampleKe
     if drop:
         places = dropout_modules(model, family)
         add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
+        before_head = part_of(model, family.head_dropout)
+        if before_head is not None:
+            add_head_dropout(
+                before_head, str(family.head_dropout), drop=drop, seed=recipe.run.seed, keys=keys,
+                is_of_samples=family.labelled == "samples",
+            )  # fmt: skip
     if recipe.model.lora.dropout:
         add_adapter_dropout(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
 
@@ -423,7 +431,7 @@ def _add_router_losses(
 
 def _token_losses(model: nn.Module, mesh: Mesh, family: Family, scale: LossScale) -> VocabLoss:
     head = part_of(model, family.head)
-    if head is None or not isinstance(head.weight, DTensor):
+    if head is None or family.head.split is None or not isinstance(head.weight, DTensor):
         return VocabLoss(scale=scale)
     first = local_shard(head.weight).offsets[0]
     return VocabLoss(group=mesh.group("tp"), first=first, scale=scale)

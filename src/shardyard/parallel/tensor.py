@@ -74,7 +74,7 @@ def shard_tensors(
     embedding, head = part_of(model, family.embedding), part_of(model, family.head)
     if embedding is not None:
         make_vocab_parallel(split(embedding, Shard(0)), add_up)
-    if head is not None:
+    if head is not None and family.head.split is not None:
         _GatheredTokens(head, group).feed(split(head, Shard(0)))
     for module in model.modules():
         split(module, Replicate())

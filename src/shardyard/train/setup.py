@@ -36,7 +36,6 @@ from shardyard.config.tasks import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter, trained_modules
-from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.log import warn
 from shardyard.models.build import (
@@ -454,7 +453,7 @@ def build_sharded(
         trained = trained_modules(shape, recipe.model.lora.modules_to_save)
         freeze_base(model, storage_dtype=held_in, trained=trained)
         add_adapters(model, shape, recipe.model.lora)
-    family = family_of(shape.model_type)
+    family = shape.family
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy)
     return task_class(recipe.task.name).compute(parts, mesh, device=device)
 
@@ -550,8 +549,8 @@ def _begin(
         adapters = None if start is None else Path(start)
         recipe = resolved.recipe
         fill_weights(
-            task.model, folder=folder, seed=recipe.run.seed, adapters=adapters,
-            new_embeddings=recipe.model.new_embeddings,
+            task.model, folder=folder, seed=recipe.run.seed, family=resolved.shape.family,
+            adapters=adapters, new_embeddings=recipe.model.new_embeddings,
         )  # fmt: skip
     if saved is None:
         return _Begin(progress=Progress(), loaded={})

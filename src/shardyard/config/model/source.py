@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.model.hub import HubRequest, LogFunction, fetch
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.secrets import show
 from shardyard.config.tasks import task_row
@@ -22,6 +23,9 @@ from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 from shardyard.file_faults import broken_link_error, content_error
 from shardyard.io.files import MOST_JSON_BYTES, parse_json, read_user_file
+
+
+_USUAL_LABELS = 2
 
 
 def model_folder(
@@ -106,7 +110,11 @@ def shape_or_none(recipe: Recipe, folder: Path | None, vocab_size: int) -> Model
     """
     if recipe.model.module is not None or task_row(recipe.task.name).reads == "images":
         return None
-    return with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
+    shape = with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
+    if shape.label_head is None or folder is None:
+        return shape
+    own = _read_config(folder / "config.json").get("id2label")
+    return replace(shape, num_labels=len(own)) if isinstance(own, dict) and own else shape
 
 
 def network_or_none(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
@@ -131,9 +139,25 @@ def network_or_none(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
 
 
 def with_heads(shape: ModelShape, task: str) -> ModelShape:
-    """A shape with what a task needs of it, where its family has that."""
-    judges_pairs = task_row(task).judges_pairs and shape.family.pair_head is not None
+    """A shape with what a task needs of it, where its family has that.
+
+    The number of labels is a usual one, until the data is known (``with_labels``).
+    """
+    row = task_row(task)
+    if row.labelled is not None:
+        return replace(
+            shape, judges_pairs=False, label_head=row.labelled, num_labels=_USUAL_LABELS,
+            tie_word_embeddings=False,
+        )  # fmt: skip
+    judges_pairs = row.judges_pairs and shape.family.pair_head is not None
     return replace(shape, judges_pairs=judges_pairs)
+
+
+def with_labels(shape: ModelShape | None, data: DatasetMetadata) -> ModelShape | None:
+    """A shape with a head for the labels of prepared data, where its head is over labels."""
+    if shape is None or shape.label_head is None or data.num_labels is None:
+        return shape
+    return replace(shape, num_labels=data.num_labels, label_names=data.label_names)
 
 
 def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape:

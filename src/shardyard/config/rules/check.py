@@ -29,6 +29,7 @@ from shardyard.config.rules.data import (
     text_settings,
 )
 from shardyard.config.rules.images import check_images
+from shardyard.config.rules.labels import check_labels
 from shardyard.config.rules.launch import check_environment, check_launch
 from shardyard.config.rules.model import check_lora, check_model
 from shardyard.config.rules.node_exclusion import check_node_exclusion
@@ -160,6 +161,8 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
     names = formats_of(recipe.data)
     for key in sorted(recipe.data.model_fields_set):
         readers = [other for other, row in DATA_FORMATS.items() if key in row.settings]
+        if key == "keys" and task_row(recipe.task.name).labelled is not None:
+            continue  # of columns, by ``check_labels``
         is_ignored = bool(names) and all(key in DATA_FORMATS[each].ignores for each in names)
         if (readers and not {*readers} & {*names}) or is_ignored:
             where = " and ".join(names)
@@ -524,6 +527,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     check_custom_module,
     check_own_code,
     check_images,
+    check_labels,
     check_lora,
     _secrets,
     check_environment,

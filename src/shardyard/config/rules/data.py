@@ -255,7 +255,8 @@ def _added_tokens(recipe: Recipe) -> Iterable[Problem]:
 def _packing(recipe: Recipe) -> Iterable[Problem]:
     data = recipe.data
     if data.pack == "stream":
-        if data.too_long != Data().too_long and data.module is None:
+        is_row = task_row(recipe.task.name).labelled is not None
+        if data.too_long != Data().too_long and data.module is None and not is_row:
             text = f"={data.too_long}: windows of running text cut documents as they come. "
             yield Problem("data.too_long", f"{text}Set data.pack=whole, or leave it out.")
         return

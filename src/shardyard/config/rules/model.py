@@ -131,7 +131,7 @@ def _check_router_losses(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]
 def _check_task_support(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     """A task, samples or names that the model has no room for."""
     model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len
-    if shape.is_causal != task_row(task).is_causal:
+    if task_row(task).is_causal not in (None, shape.is_causal):
         fits = " or ".join(tasks_of(is_causal=shape.is_causal))
         sees = "only earlier tokens" if shape.is_causal else "tokens on both sides"
         name = model.preset or model.path or model.hub or f"a model of type {shape.model_type}"

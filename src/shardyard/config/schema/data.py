@@ -122,8 +122,11 @@ class Data(Section):
     text_key: str = "text"
     """JSON key or Parquet column of the text."""
     keys: Annotated[dict[str, str], Field(min_length=1)] | None = None
-    """Your names of the keys of chat rows: {prompt: frage, completion: antwort}. null: as
-    docs/chat.md has them."""
+    """Your names of the keys of chat rows, {prompt: frage, completion: antwort}, or of columns with
+    labels, {text: review, label: stars}. null: docs/chat.md, docs/classification.md."""
+    labels: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of the labels in the order of their numbers, for classification. []: those that the
+    rows or the model have."""
     chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None
     """Chat template that turns dialogues into text. null: the template next to the tokenizer."""
     loss_on: Literal["answers", "all"] = "answers"
@@ -165,7 +168,8 @@ class Data(Section):
     """Packing: stream cuts samples from running text; whole packs whole documents that do not
     attend to each other."""
     too_long: Literal["refuse", "cut", "drop"] = "refuse"
-    """With data.pack=whole: a document longer than a sample is an error, cut or dropped."""
+    """With data.pack=whole, or labels: a document longer than a sample is an error, cut or dropped.
+    """
     dir: str = "prepared"
     """Parent folder of prepared datasets, named by fingerprint."""
     workers: Annotated[int, Field(ge=1)] | Auto = "auto"

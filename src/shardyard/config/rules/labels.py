@@ -1,0 +1,73 @@
+"""Check recipes for labels of texts and tokens, and settings of labels in other recipes."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import TASKS, task_row
+from shardyard.errors import Problem
+
+_COLUMNS = {"samples": ("text", "text_pair", "label"), "tokens": ("tokens", "ner_tags")}
+"""Columns that ``data.keys`` maps others to, by what has a label (``data/labels/rows.py``)."""
+
+_UNREAD: Mapping[str, tuple[str, ...]] = {
+    "data": ("mixture", "module", "bos", "attend_across_documents", "pack", "min_true_pairs"),
+    "memory": ("loss_chunk",),
+    "model": ("new_embeddings",),
+    "task": ("label_smoothing",),
+}
+"""Settings that rows with labels do not have, by section."""
+
+
+def check_labels(recipe: Recipe) -> Iterable[Problem]:
+    """Everything of this kind."""
+    row, name = task_row(recipe.task.name), recipe.task.name
+    if row.labelled is None:
+        yield from _of_labels(recipe)
+        return
+    yield from _columns(recipe, _COLUMNS[row.labelled])
+    for section, keys in _UNREAD.items():
+        content = getattr(recipe, section)
+        for key in sorted(content.model_fields_set & set(keys)):
+            value = getattr(content, key)
+            if value not in (getattr(type(content)(), key), "none"):
+                text = f"={value} has no effect on rows with labels (task.name={name}). "
+                yield Problem(f"{section}.{key}", f"{text}Leave it out.")
+    if row.labelled == "tokens" and recipe.task.problem_type != "auto":
+        text = f"={recipe.task.problem_type}: each token has a class. Leave it out."
+        yield Problem("task.problem_type", text)
+    if row.labelled == "tokens" and "text_key" in recipe.data.model_fields_set:
+        text = f"={recipe.data.text_key!r}: rows hold words. Use data.keys={{tokens: COLUMN}}."
+        yield Problem("data.text_key", text)
+    if len(set(recipe.data.labels)) != len(recipe.data.labels):
+        yield Problem("data.labels", "names a label twice. Give each number a name of its own.")
+    if recipe.data.labels and recipe.task.problem_type == "regression":
+        text = "names classes, and task.problem_type=regression predicts a number. Leave one out."
+        yield Problem("data.labels", text)
+    if recipe.model.module is not None:
+        text = f"={recipe.model.module}: task.name={name} puts a head on models of known families. "
+        yield Problem("model.module", f"{text}Use task.name=causal_lm with your own task.loss.")
+    if recipe.model.lora.rank is not None:
+        text = f"={recipe.model.lora.rank} trains adapters, and the new head would stay random. "
+        yield Problem("model.lora.rank", f"{text}Train the whole model: leave model.lora out.")
+
+
+def _of_labels(recipe: Recipe) -> Iterable[Problem]:
+    """Settings of labels, where the task has none."""
+    names = " or ".join(name for name, row in TASKS.items() if row.labelled is not None)
+    given = {"data.labels": recipe.data.labels, "task.problem_type": recipe.task.problem_type}
+    for path, value in given.items():
+        if value not in ((), "auto"):
+            shown = value if isinstance(value, str) else list(value)
+            text = f"={shown} is of rows with labels, and task.name is {recipe.task.name}. "
+            yield Problem(path, f"{text}Use task.name={names}, or leave it out.")
+
+
+def _columns(recipe: Recipe, known: tuple[str, ...]) -> Iterable[Problem]:
+    for key, yours in (recipe.data.keys or {}).items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            written = f"{near[0]}: {yours}" if near else f"{yours}: {key}"
+            hint = f"Write data.keys={{{written}}}." if near or yours in known else ""
+            text = f" has no column {key!r} of rows with labels; there are {', '.join(known)}."
+            yield Problem("data.keys", f"{text} {hint}".strip())

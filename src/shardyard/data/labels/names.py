@@ -1,0 +1,179 @@
+"""Labels of a dataset as numbers: words by their names, numbers as classes or as they are."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import JsonFileError, RequestError
+from shardyard.io.files import read_json_object
+
+MOST_LABELS = 1000
+"""Different labels beyond which a column is taken for the wrong one."""
+
+SETTING = "data.labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelNames:
+    """How the labels of a dataset become numbers."""
+
+    names: tuple[str, ...]
+    """Names by number; none: labels are numbers to predict (regression)."""
+    are_words: bool = False
+    """Whether rows hold the names, and not the numbers."""
+
+    @property
+    def is_regression(self) -> bool:
+        return not self.names
+
+    def number(self, label: Any) -> int | float:
+        """Return the number of a row's label."""
+        if self.is_regression:
+            return float(label)
+        return self._numbers[str(label)] if self.are_words else _whole(label)
+
+    @property
+    def _numbers(self) -> Mapping[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+
+@dataclass(kw_only=True)
+class LabelValues:
+    """Labels that rows hold, collected row by row."""
+
+    setting: str = "data.source"
+    words: set[str] = field(default_factory=set)
+    """Different labels that are no numbers."""
+    numbers: set[int] = field(default_factory=set)
+    """Different whole numbers."""
+    has_fractions: bool = False
+    """Whether a label is a number that is written with a fraction."""
+    wrong: str | None = None
+
+    def add(self, labels: Iterable[Any]) -> None:
+        """Take the labels of a row."""
+        for label in labels:
+            whole, real = _whole_or_none(label), _real_or_none(label)
+            if whole is not None:
+                self.numbers.add(whole)
+            elif real is not None:
+                self.has_fractions = True
+                if not math.isfinite(real):
+                    self.wrong = self.wrong or str(label)
+            else:
+                self.words.add(str(label))
+
+    def names(
+        self, *, given: Sequence[str], of_model: Sequence[str], problem_type: str, of_tokens: bool
+    ) -> LabelNames:
+        """Decide what the labels are.
+
+        Args:
+            given: ``data.labels``.
+            of_model: Names in the model's own config.json; none: it has none.
+            problem_type: ``task.problem_type``.
+            of_tokens: Whether each token has a label, which is always a class.
+
+        Raises:
+            RequestError: The labels cannot be what the recipe says.
+        """
+        if self.wrong is not None:
+            raise RequestError(f"a label is {self.wrong}, which is not a finite number. Fix it.")
+        asks_regression = problem_type == "regression"
+        is_number = self.has_fractions and problem_type == "auto" and not of_tokens
+        if not self.words and (asks_regression or is_number):
+            return LabelNames(names=())
+        if self.words and asks_regression:
+            raise RequestError(
+                f"task.problem_type=regression, but labels are words such as "
+                f"{min(self.words)!r}. Leave it out to predict classes."
+            )
+        if self.has_fractions and not self.words:
+            raise RequestError(
+                "labels are numbers with a fraction, which are not classes. Set "
+                "task.problem_type=regression, or write whole numbers or words."
+            )
+        if len(self.words) + len(self.numbers) > MOST_LABELS:
+            raise RequestError(
+                f"there are more than {MOST_LABELS:,} different labels. Name the column of the "
+                "labels: data.keys={label: COLUMN}; to predict a number, set "
+                "task.problem_type=regression."
+            )
+        names = self._by_word if self.words else self._by_number
+        found = names(given=given, of_model=of_model)
+        if len(found.names) < 2:
+            raise RequestError(
+                f"all rows have the label {found.names[0]!r}, so there is nothing to tell apart. "
+                "Give rows of two labels or more, or check the column with data.keys."
+            )
+        return found
+
+    def _by_word(self, *, given: Sequence[str], of_model: Sequence[str]) -> LabelNames:
+        words = self.words | {str(number) for number in self.numbers}
+        if given:
+            unknown = sorted(words - set(given))
+            if unknown:
+                raise RequestError(
+                    f"{SETTING}={list(given)} lacks {unknown[0]!r}, which a row has. Add it, or "
+                    "leave the setting out to take the names that the rows have."
+                )
+            return LabelNames(names=tuple(given), are_words=True)
+        if words <= set(of_model):
+            return LabelNames(names=tuple(of_model), are_words=True)
+        # as most datasets number them: outside of any entity first
+        ordered = sorted(words, key=lambda word: (word != "O", word))
+        return LabelNames(names=tuple(ordered), are_words=True)
+
+    def _by_number(self, *, given: Sequence[str], of_model: Sequence[str]) -> LabelNames:
+        least, largest = min(self.numbers), max(self.numbers)
+        if least < 0:
+            raise RequestError(
+                f"a label is {least}, and classes are numbered from 0. Rows without a label are "
+                "often marked so: take them out."
+            )
+        if largest >= MOST_LABELS:
+            raise RequestError(
+                f"a label is {largest:,}, and there are at most {MOST_LABELS:,} classes. Name the "
+                "column of the labels: data.keys={label: COLUMN}; to predict a number, set "
+                "task.problem_type=regression."
+            )
+        if given and largest >= len(given):
+            raise RequestError(
+                f"{SETTING}={list(given)} has {len(given)} names, and a row has label {largest}. "
+                "Give a name to each number, from 0 on."
+            )
+        if given or largest < len(of_model):
+            return LabelNames(names=tuple(given or of_model))
+        return LabelNames(names=tuple(f"LABEL_{number}" for number in range(largest + 1)))
+
+
+def names_of_model(folder: Path | None) -> tuple[str, ...]:
+    """Names of the labels in a model's config.json; none: it has none of its own."""
+    if folder is None:
+        return ()
+    try:
+        by_number = read_json_object(folder / "config.json").get("id2label") or {}
+        names = tuple(str(by_number[str(number)]) for number in range(len(by_number)))
+    except (OSError, JsonFileError, KeyError, AttributeError):
+        return ()
+    return () if all(name.startswith("LABEL_") for name in names) else names
+
+
+def _whole_or_none(label: Any) -> int | None:
+    try:
+        return None if isinstance(label, float) else _whole(label)
+    except ValueError:
+        return None
+
+
+def _whole(label: Any) -> int:
+    return int(label)
+
+
+def _real_or_none(label: Any) -> float | None:
+    try:
+        return float(label)
+    except ValueError:
+        return None
