@@ -72,10 +72,12 @@ def _ranks(x_N: Tensor) -> Tensor:
 
 # Entities in tagged text, as the CoNLL shared tasks count them (conlleval), and seqeval after them.
 #
-# An entity begins at B-, S- or U-, at any tag behind O or behind the end of another, and where the
-# type changes. So I-PER after O begins one, although IOB2 would write B-PER.
+# An entity begins at B- or S-, at any tag behind O or behind the end of another, and where the
+# type changes. So I-PER after O begins one, although IOB2 would write B-PER. BILOU's L- and U- are
+# IOBES's E- and S-.
 
 _TAG = re.compile(r"([BIESLU])-(.+)")
+_OF_BILOU = {"L": "E", "U": "S"}
 
 
 def is_tagged(names: Sequence[str]) -> bool:
@@ -89,6 +91,7 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     for place, tag in enumerate([*tags, "O"]):
         match = _TAG.fullmatch(tag)
         prefix, kind_now = ("O", "") if match is None else (match[1], match[2])
+        prefix = _OF_BILOU.get(prefix, prefix)
         if before != "O" and _ends(before, prefix, is_other=kind != kind_now):
             yield kind, begin, place - 1
         if prefix != "O" and _begins(before, prefix, is_other=kind != kind_now):
@@ -98,12 +101,12 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 def _ends(before: str, prefix: str, *, is_other: bool) -> bool:
     """Whether an entity ends before a tag."""
-    return before in "ESLU" or prefix in "BSUO" or is_other
+    return before in "ES" or prefix in "BSO" or is_other
 
 
 def _begins(before: str, prefix: str, *, is_other: bool) -> bool:
     """Whether an entity begins at a tag."""
-    return prefix in "BSU" or before in "OESLU" or is_other
+    return prefix in "BS" or before in "OES" or is_other
 
 
 def entity_scores(right: Tensor, guessed: Tensor, actual: Tensor) -> dict[str, Tensor]:
