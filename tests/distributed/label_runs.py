@@ -71,7 +71,7 @@ TASKS = {
 }
 
 
-def sections_of(kind: str, preset: str, corpus: Corpus | None = None) -> dict[str, Any]:
+def sections_of(kind: str, preset: str) -> dict[str, Any]:
     """Sections of a recipe that trains a model on such rows."""
     is_bert = preset.startswith("bert")
     tokenizer = {"tokenizer_kind": "wordpiece"} if is_bert else {}
@@ -98,9 +98,7 @@ def prepare_rows(folder: Path, kind: str, preset: str, **data: Any) -> Corpus:
     path = write_rows(folder / "rows", kind)
     given = sections_of(kind, preset)
     given["data"] |= {"source": str(path), "dir": str(folder / "prepared"), **data}
-    facts = prepare_labelled(
-        Recipe.model_validate(given), model_dir=None, progress=lambda *_: None
-    )
+    facts = prepare_labelled(Recipe.model_validate(given), model_dir=None, progress=lambda *_: None)
     return Corpus(str(path), str(folder / "prepared"), facts)
 
 
@@ -189,9 +187,7 @@ def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], list[float], dic
     return expected, losses, apart
 
 
-def _distances(
-    model: nn.Module, training: Training, begun: dict[str, Tensor]
-) -> dict[str, float]:
+def _distances(model: nn.Module, training: Training, begun: dict[str, Tensor]) -> dict[str, float]:
     """How far each weight of the run is from the plain loop's, by how far that has moved."""
     return {
         name: float(

@@ -1,12 +1,10 @@
 """Heads over labels: steps are those of transformers' own models in a plain loop, in every layout;
 evaluations are those of their outputs, and an export opens with equal logits."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from tests.distributed.label_runs import labelled_run, next_to_a_plain_loop, prepare_rows
@@ -87,4 +85,5 @@ def test_every_layout_takes_the_steps_of_one_process(
         assert found == pytest.approx(losses, rel=1e-5), layout
         again = [line["eval"] for line in read_evaluations(other.metrics)]
         assert len(again) == len(evaluated) == 1
-        assert again[0] == pytest.approx(evaluated[0], rel=1e-5), layout
+        # a correlation is of differences, which cancel
+        assert again[0] == pytest.approx(evaluated[0], rel=1e-5, abs=2e-3), layout

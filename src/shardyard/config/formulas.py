@@ -134,7 +134,7 @@ def logits_of(shape: ModelShape, *, tokens: int, tp: int, compute_bytes: float) 
         tokens: Of the micro-batch on one rank of cp.
         compute_bytes: Of a number in the computing format.
     """
-    entries = shape.vocab_size // tp
+    entries = shape.logits_width // tp
     if not shape.is_causal:
         tokens = round(MASKED_SHARE * tokens)
     per_logit = 4 + (4 if compute_bytes == 4 else 2)  # and an fp32 copy

@@ -94,7 +94,7 @@ def _cut_by_cost(blocks: int, stages: int, head: float) -> Cut:
 
 def _head_in_blocks(shape: ModelShape) -> float:
     """Work of the head, in that of a block: their parameters in products of a token."""
-    head = shape.table_parameters
+    head = shape.head_parameters
     return head * shape.num_hidden_layers / (shape.matmul_parameters - head)
 
 

@@ -228,9 +228,16 @@ def target_metric(target: Mapping[str, float] | None) -> str:
 
 
 def unit_of(task: str) -> Literal["token", "image"]:
-    """Return the unit of a task's losses and speeds; a task without a row reads text."""
+    """Return the unit of a task's speeds; a task without a row reads text."""
     row = TASKS.get(task)
     return "image" if row is not None and row.reads == "images" else "token"
+
+
+def loss_unit_of(task: str) -> str:
+    """Return the unit of a task's losses, in words."""
+    row = TASKS.get(task)
+    is_of_labels = row is not None and row.labelled is not None
+    return "mean over labels" if is_of_labels else f"nats per {unit_of(task)}"
 
 
 def tasks_of(*, is_causal: bool) -> list[str]:

@@ -102,9 +102,7 @@ def match_weights(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
         *_shape_mismatches(folder, wanted, found, stored),
         *_second_names(folder, stored, found, shape),
     ]
-    surplus, ignored = _surplus(
-        stored.keys() - other_labels.values(), wanted, found, family
-    )
+    surplus, ignored = _surplus(stored.keys() - other_labels.values(), wanted, found, family)
     if surplus:
         problems.append(_surplus_error(folder, surplus, shape))
     notes += [
@@ -147,7 +145,9 @@ def _heads_of_other_labels(
     """Return the tensors of a head over labels that has another number of them, by our names."""
     if family.labelled is None:
         return {}
-    head = {name: each for name, each in matched.items() if name.startswith(f"{family.head.module}.")}
+    head = {
+        name: each for name, each in matched.items() if name.startswith(f"{family.head.module}.")
+    }
     differs = any(stored[theirs].shape != expected[name] for name, theirs in head.items())
     return head if differs else {}
 

@@ -39,6 +39,7 @@ from shardyard.rundir.manifest import write_manifest
 
 # Log lines about a mixture once its sources are prepared and the length of the run is known.
 
+_SHOWN_LABELS = 8
 _MANY_PASSES = 4.0
 """Up to so many passes text is nearly as good as new text (arXiv:2305.16264)."""
 
@@ -340,6 +341,8 @@ def _split_rows(name: str, metadata: DatasetMetadata) -> list[tuple[str, str]]:
     if metadata.left_out_files is not None:
         why = "not training data by name; to train on one, name the file in data.source"
         rows.append((f"left out{of}", f"{metadata.left_out_files} ({why})"))
+    if metadata.num_labels is not None:
+        rows.append((f"labels{of}", _labels(metadata)))
     if metadata.rejected is not None:
         of_all = f"{metadata.rejected:,} of {metadata.rejected_of or 0:,} dialogues"
         rows.append((f"left out{of}", f"{of_all}, which the chat template rejects"))
@@ -358,3 +361,12 @@ def _split_rows(name: str, metadata: DatasetMetadata) -> list[tuple[str, str]]:
         why = "named as validation or test data, and data.source names it"
         rows.append((f"trained on all the same{of}", f"{metadata.asked_files} ({why})"))
     return rows
+
+
+def _labels(metadata: DatasetMetadata) -> str:
+    """Names of the labels, the first of many."""
+    names, number = metadata.label_names, metadata.num_labels or 0
+    if not names:
+        return "numbers to predict (regression)"
+    more = f" and {number - _SHOWN_LABELS:,} more" if number > _SHOWN_LABELS else ""
+    return f"{', '.join(names[:_SHOWN_LABELS])}{more}"

@@ -15,8 +15,8 @@ from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import (
     ConfigJson,
     Family,
-    LabelHead,
     Fused,
+    LabelHead,
     ModuleSpec,
     Preset,
     always,

@@ -358,10 +358,12 @@ class BlockTimes:
     def _vocabulary(self, tp: int, cp: int, micro_batch: int) -> tuple[Pass, Pass]:
         shape = self.shape
         tokens = micro_batch * self.seq_len // cp
-        if not shape.is_causal:
+        if shape.label_head == "samples":
+            tokens = micro_batch
+        elif not shape.is_causal and shape.label_head is None:
             # Training pads them to whole tiles; tokens are rows, so their number misaligns nothing.
             tokens = predicted_rows(tokens)
-        hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64
+        hidden, columns = shape.hidden_size, -(-shape.logits_width // tp // 64) * 64
         forward_s = self.rates.matmul_s(tokens, columns, hidden)
         shares = self.shares(1)
         backward_s = shares.head_input * self.rates.matmul_s(tokens, hidden, columns)

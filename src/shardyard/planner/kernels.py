@@ -205,8 +205,9 @@ def flops_per_token(
     there, and the number that other tools print.
     """
     layers = shape.num_hidden_layers
-    inside = shape.matmul_parameters - shape.table_parameters
-    head = shape.table_parameters * (1.0 if shape.is_causal else MASKED_SHARE)
+    inside = shape.matmul_parameters - shape.head_parameters
+    is_masked = not shape.is_causal and shape.label_head is None
+    head = shape.head_parameters * (MASKED_SHARE if is_masked else 1.0)
     matmul = 6.0 * (inside + head)
     width = shape.num_attention_heads * (shape.head_width + shape.value_width) / 2
     pairs = layers * width * seq_len

@@ -282,7 +282,8 @@ def _stage_state(w: Workload, stage: int) -> _StageState:
     first, last = has_ends(w, stage)
     # Over a pipeline even a tied table exists twice, once at each end.
     is_tied = first and last and shape.tie_word_embeddings
-    tables = 1 if is_tied else int(first) + int(last)
+    has_table = last and shape.label_head is None
+    tables = 1 if is_tied else int(first) + int(has_table)
     layers, block = stage_blocks(w, stage), block_elements(shape, layout)
     table = table_parameters(shape, layout)
     outside = tables * table + small_parameters(shape, first=first, last=last)
@@ -321,7 +322,7 @@ def _head_gradient(w: Workload, state: _StageState) -> float:
     # One chunk needs no sum, so its gradient stays in the computing format.
     if tokens <= chunk:
         return size * table
-    logits = 4 * chunk * w.shape.vocab_size / w.layout.tp
+    logits = 4 * chunk * w.shape.logits_width / w.layout.tp
     # Summed in bf16, each chunk would round the gradient again, so the sum is in fp32.
     return 4 * table + (max(0.0, size * table - logits) if size < 4 else 0.0)
 

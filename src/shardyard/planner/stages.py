@@ -46,7 +46,7 @@ def table_parameters(shape: ModelShape, layout: Layout) -> float:
 
 def stage_parameters(shape: ModelShape, layout: Layout, blocks: float) -> float:
     """Parameters of a stage on one rank: its blocks, and embedding or head (both without pp)."""
-    tables = 1 if layout.pp > 1 or shape.tie_word_embeddings else 2
+    tables = 1 if layout.pp > 1 else shape.tables
     return blocks * block_elements(shape, layout) + tables * table_parameters(shape, layout)
 
 

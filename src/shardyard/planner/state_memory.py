@@ -5,7 +5,7 @@ logits, it counts for how many tokens they exist, and in which formats.
 """
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from shardyard.config.data_choices import MASKED_SHARE
 from shardyard.config.layout import Layout
@@ -24,7 +24,15 @@ _CHUNKS = 8
 
 def with_logits(w: Workload, tokens: float) -> float:
     """Return the number of these tokens whose logits are computed."""
-    return tokens if w.shape.is_causal else MASKED_SHARE * tokens
+    match w.shape.label_head:
+        case None:
+            return tokens if w.shape.is_causal else MASKED_SHARE * tokens
+        case "samples":
+            return tokens / w.seq_len
+        case "tokens":
+            return tokens
+        case _:
+            assert_never(w.shape.label_head)
 
 
 def logits_bytes(w: Workload, tokens: float) -> float:
@@ -43,13 +51,13 @@ def logits_bytes(w: Workload, tokens: float) -> float:
     tokens = with_logits(w, tokens)
     if tech.loss_chunk is not None:
         tokens = min(tokens, tech.loss_chunk)
-    held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
+    held = tokens * w.shape.logits_width / w.layout.tp * per_logit
     return held / _CHUNKS if tech.chunked_loss else held
 
 
 def logits_reason(w: Workload, tokens: int) -> str:
     """Describe these bytes in words."""
-    chunk, entries = w.techniques.loss_chunk, w.shape.vocab_size // w.layout.tp
+    chunk, entries = w.techniques.loss_chunk, -(-w.shape.logits_width // w.layout.tp)
     if chunk is None or chunk >= tokens:
         return f"{tokens:,} tokens x {entries:,} entries: logits, log-probabilities, gradients"
     whole = logits_bytes(replace(w, techniques=replace(w.techniques, loss_chunk=None)), tokens)
@@ -261,8 +269,7 @@ def trained_outside(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
         return trained_and_frozen(recipe, model)[0]
     trained = trained_of(model, recipe.model)
     if trained is None:
-        tables = 1 if model.tie_word_embeddings else 2
-        return tables * model.table_parameters + sum(model.small_parameters)
+        return model.tables * model.table_parameters + sum(model.small_parameters)
     return sum(sum(each) for each in (trained.table, trained.before, trained.norm, trained.head))
 
 

@@ -119,7 +119,7 @@ class _Traffic:
 
     def _outside(self) -> float:
         """Parameters of the stage that are in no block."""
-        tables = self.is_first + self.is_last
+        tables = self.is_first + (self.is_last and self.shape.label_head is None)
         # Over a pipeline a tied table exists at both ends, on different ranks.
         if self.layout.pp == 1 and self.shape.tie_word_embeddings:
             tables = 1
@@ -133,6 +133,8 @@ class _Traffic:
         if self.shape.tie_word_embeddings:
             return self._outside()
         norm = small_parameters(self.shape, first=False, last=True)
+        if self.shape.label_head is not None:
+            return norm
         return table_parameters(self.shape, self.layout) + norm
 
     # --- tensor ---------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def _loss(axes: Axes, record: RunRecord) -> None:
             bbox=_ON_CURVES,
         )  # fmt: skip
     _mark_starts(axes, record)
-    _finish(axes, f"Loss, nats per {record.unit}", legend=True)
+    _finish(axes, f"Loss, {record.loss_unit}", legend=True)
 
 
 def _throughput(axes: Axes, record: RunRecord) -> None:

@@ -62,7 +62,7 @@ def tiles(summary: Summary) -> list[tuple[str, str, str]]:
         (
             "training loss",
             format_nats(summary.loss),
-            f"nats per {summary.unit}, step {summary.steps_done:,}",
+            f"{summary.loss_unit}, step {summary.steps_done:,}",
         ),
         ("validation loss", format_nats(summary.eval_loss), _below_evaluation(summary)),
         (f"{summary.unit}s per second", *_rate(summary)),

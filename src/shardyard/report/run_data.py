@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardyard.config.resolved import Resolved
-from shardyard.config.tasks import unit_of
+from shardyard.config.tasks import loss_unit_of, unit_of
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import parse_json, read_json_object, read_plain
 from shardyard.planner.plan import Plan
@@ -127,8 +127,13 @@ class RunRecord:
 
     @property
     def unit(self) -> str:
-        """Unit of its losses and speeds."""
+        """Unit of its speeds."""
         return "token" if self.resolved is None else unit_of(self.resolved.recipe.task.name)
+
+    @property
+    def loss_unit(self) -> str:
+        """Unit of its losses, in words."""
+        return loss_unit_of("" if self.resolved is None else self.resolved.recipe.task.name)
 
     @property
     def sampling_method(self) -> str:

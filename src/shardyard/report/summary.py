@@ -49,6 +49,8 @@ class Summary:
     steps_planned: int | None
     unit: str
     """Unit of the counts: tokens, or images."""
+    loss_unit: str
+    """Unit of the losses, in words."""
     tokens: int | None
     """Tokens read so far, as the metrics count them."""
     loss: float | None
@@ -175,7 +177,7 @@ class Summary:
                 words.append(f"; loss scale at the end {self.loss_scale:,.6g}")
             words.append(".")
         if self.eval_loss is not None:
-            words.append(f" Validation loss {self.eval_loss:.3f} nats per {self.unit}")
+            words.append(f" Validation loss {self.eval_loss:.3f} {self.loss_unit}")
             per_byte = self.scores.get(BITS_PER_BYTE)
             if per_byte is not None:
                 words.append(f" ({per_byte:.3f} bits per byte)")
@@ -216,6 +218,7 @@ def summarize(record: RunRecord, *, suggest: Suggest = no_levers) -> Summary:
         steps_done=last.get("step", 0),
         steps_planned=_steps_planned(record),
         unit=record.unit,
+        loss_unit=record.loss_unit,
         tokens=last.get("tokens"),
         loss=last.get("loss"),
         skipped_steps=sum(line.get("grad_norm", 0.0) is None for line in record.steps),

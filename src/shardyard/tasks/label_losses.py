@@ -181,9 +181,7 @@ class TokenLabels(LabelLosses):
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
         """Sum of cross-entropies in nats, fp32."""
         logits_NC = outputs.float().flatten(0, 1)
-        loss = F.cross_entropy(
-            logits_NC, targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        loss = F.cross_entropy(logits_NC, targets.flatten(), ignore_index=IGNORED, reduction="sum")
         return self.loss_scale.on(loss)
 
     def counted(self, batches: Iterable[tuple[MicroBatch, Any, Tensor]]) -> dict[str, Tensor]:

@@ -93,7 +93,7 @@ def dry_run(
     phases.begin(f"building the model for {layout.world_size:,} ranks")
     chunk = recipe.memory.loss_chunk
     log = AllocationLog(
-        vocab_size=-(-shape.vocab_size // layout.tp),
+        vocab_size=-(-shape.logits_width // (layout.tp if shape.family.head.split else 1)),
         tokens=_logits_rows(recipe, shape, layout),
         micro_batches=passes,
         chunk=chunk if isinstance(chunk, int) else None,
@@ -194,6 +194,10 @@ def _micro_batch_tokens(recipe: Recipe) -> int:
 def _logits_rows(recipe: Recipe, shape: ModelShape, layout: Layout) -> int:
     """Tokens of a micro-batch whose logits a rank computes."""
     tokens = _micro_batch_tokens(recipe) // layout.cp
+    if shape.label_head == "samples":
+        return int(recipe.optim.micro_batch)
+    if shape.label_head == "tokens":
+        return tokens // layout.tp
     if shape.is_causal:
         return tokens
     held = tokens // layout.tp

@@ -24,7 +24,6 @@ from shardyard.families.shape import ModelShape
 from shardyard.file_faults import broken_link_error, content_error
 from shardyard.io.files import MOST_JSON_BYTES, parse_json, read_user_file
 
-
 _USUAL_LABELS = 2
 
 

@@ -153,7 +153,7 @@ class TaskSettings(OpenSection):
     """Training objective and validation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """Training objective: next token, masked tokens, BERT pretraining, labels of texts or of tokens,
+    """Training objective: next token, masked tokens, BERT pretraining, labels of texts or tokens,
     image classes, or a task from an installed package."""
     loss: str | None = None
     """Your own loss as package.module:function of (outputs, batch)

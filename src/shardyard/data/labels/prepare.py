@@ -8,8 +8,8 @@ the tokenizer's own special tokens, pairs together, too long ones cut at the lon
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def read_labelled_metadata(folder: Path) -> DatasetMetadata:
         eval_tokens=validation["tokens"],
         train_documents=train["samples"],
         eval_documents=validation["samples"],
-        unigram_entropy=manifest["label_entropy"],
+        unigram_entropy=0.0,  # no token is predicted
         train_samples=train["samples"],
         eval_samples=validation["samples"],
         train_places=train["tokens"],
@@ -184,9 +184,7 @@ class _Table:
         if data.text_key != Data().text_key:
             keys["text"] = data.text_key
         self._files = corpus.files
-        self._text_of = TextOf(
-            whole_row=_ROWS_OF[row.labelled], keys=tuple(sorted(keys.items()))
-        )
+        self._text_of = TextOf(whole_row=_ROWS_OF[row.labelled], keys=tuple(sorted(keys.items())))
         self._progress = progress
         self._rule = ValidationRule(data.eval_fraction)
         self.of_tokens = row.labelled == "tokens"
@@ -250,25 +248,21 @@ def _write(
     splits: dict[str, Any] = {}
     files: dict[str, Any] = {}
     for split in _SPLITS:
-        counts = _Counts(len(names.names))
-        items = counts.counted(encode.items(split))
+        items = encode.items(split)
         first = next(items, None)
-        if first is None:
-            splits[split] = {"samples": 0, "tokens": 0, "too_long": 0, "stored": None}
-            continue
-        try:
-            stored, entries = write_items(folder, split, _chained(first, items))
-        except OSError as error:
-            raise cannot_write(folder, error) from error
-        files |= entries
+        stored: dict[str, Any] = {"samples": 0}
+        if first is not None:
+            try:
+                stored, entries = write_items(folder, split, chain([first], items))
+            except OSError as error:
+                raise cannot_write(folder, error) from error
+            files |= entries
         splits[split] = {
             "samples": stored["samples"],
-            "tokens": counts.tokens,
+            "tokens": encode.tokens,
             "too_long": encode.too_long,
             "stored": stored,
         }
-        if split == "train":
-            entropy = counts.entropy
     if not splits["train"]["samples"]:
         raise SourceError("data.source: no row is left to train on. Give more rows.")
     tokenizer = {
@@ -276,49 +270,20 @@ def _write(
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in (".json", ".jinja")
     }
-    entries = {**tokenizer, **files}
+    files = {**tokenizer, **files}
     manifest = {
         "format": LABELS_VERSION,
         "request": request,
-        "fingerprint": digest({name: entry["sha256"] for name, entry in entries.items()}),
+        "fingerprint": digest({name: entry["sha256"] for name, entry in files.items()}),
         "vocab_size": encoder_in(folder).vocab_size,
         "num_labels": max(1, len(names.names)),
         "label_names": list(names.names),
-        "label_entropy": entropy,
         "splits": splits,
-        "files": entries,
+        "files": files,
     }
     flush_folder(folder)
     write_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n", folder=folder)
     flush_folder(folder)
-
-
-def _chained(first: Any, items: Iterable[Any]) -> Iterator[Any]:
-    yield first
-    yield from items
-
-
-class _Counts:
-    """Counts the samples of a split as they are written."""
-
-    def __init__(self, num_labels: int) -> None:
-        self.tokens = 0
-        self._labels = np.zeros(num_labels, dtype=np.int64)
-
-    def counted(self, items: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-        """The same items."""
-        for fields in items:
-            self.tokens += len(fields["tokens"])
-            labels = np.atleast_1d(fields["label"])
-            if len(self._labels):
-                self._labels += np.bincount(labels[labels >= 0], minlength=len(self._labels))
-            yield fields
-
-    @property
-    def entropy(self) -> float:
-        """Nats of a label, of what guesses by frequency alone; 0 of numbers."""
-        shares = self._labels[self._labels > 0] / max(1, self._labels.sum())
-        return float(-(shares * np.log(shares)).sum())
 
 
 class _Encode:
@@ -333,6 +298,8 @@ class _Encode:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._data, self._names, self._seq_len, self._table = data, names, seq_len, table
+        self.tokens = 0
+        """Tokens of the last split."""
         self.too_long = 0
         """Rows of the last split that were cut or left out."""
 
@@ -342,7 +309,7 @@ class _Encode:
         Raises:
             RequestError: A row is too long, and ``data.too_long`` rejects that.
         """
-        self.too_long, longest = 0, 0
+        self.tokens = self.too_long = longest = 0
         rows = (row for each, row in self._table.rows(f"tokenizing {split}") if each == split)
         while chunk := list(islice(rows, _AT_ONCE)):
             for row, encoding in zip(chunk, self._encoded(chunk), strict=True):
@@ -354,6 +321,7 @@ class _Encode:
                 elif is_long:
                     continue
                 if encoding.ids:
+                    self.tokens += len(encoding.ids)
                     yield self._fields(row, encoding)
         if self.too_long and self._data.too_long == "refuse":
             raise RequestError(

@@ -53,8 +53,8 @@ class ChartedMetric:
 
 def charted_metrics(comparison: RunComparison) -> list[ChartedMetric]:
     """List the pictures for which these runs have numbers."""
-    unit = " or ".join(comparison.units)
-    found = [ChartedMetric("loss", f"Training loss, nats per {unit}", "loss", is_of_steps=True)]
+    unit, loss_unit = " or ".join(comparison.units), " or ".join(comparison.loss_units)
+    found = [ChartedMetric("loss", f"Training loss, {loss_unit}", "loss", is_of_steps=True)]
     metrics = dict.fromkeys(
         name
         for run in comparison.runs
@@ -65,7 +65,7 @@ def charted_metrics(comparison: RunComparison) -> list[ChartedMetric]:
     for number, metric in enumerate(metrics):
         title = metric.replace("_", " ").capitalize()
         if metric == "loss":
-            title = f"Validation loss, nats per {unit}"
+            title = f"Validation loss, {loss_unit}"
         found.append(ChartedMetric(f"held-out-{number}", title, metric, is_of_steps=False))
     rate = f"Throughput, {unit}s per second, all ranks"
     return [*found, ChartedMetric("throughput", rate, "tokens_per_s", is_of_steps=True)]

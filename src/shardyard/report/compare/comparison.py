@@ -98,6 +98,11 @@ class RunComparison:
         """Units of their losses and speeds: token, image."""
         return tuple(dict.fromkeys(run.summary.unit for run in self.runs))
 
+    @property
+    def loss_units(self) -> tuple[str, ...]:
+        """Units of the runs' losses, each once."""
+        return tuple(dict.fromkeys(run.summary.loss_unit for run in self.runs))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; the curves are in the runs' own metrics.jsonl."""
         first = self.sides[0].name
