@@ -38,6 +38,7 @@ PARTS = {
     ),
     "How-to": (
         "docs/chat.md",
+        "docs/classification.md",
         "docs/images.md",
         "docs/phases.md",
         "docs/continue.md",

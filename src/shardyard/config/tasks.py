@@ -140,7 +140,7 @@ TASKS: dict[str, TaskRow] = {
         data_formats=("sentences", "documents", "bert_h5"),
     ),
     "sequence_classification": TaskRow(
-        code="shardyard.tasks.sequence_classification:SequenceClassification",
+        code="shardyard.tasks.labels:SequenceClassification",
         prepare="shardyard.data.labels.prepare:prepare_labelled",
         metrics={
             "loss": Metric(),
@@ -153,7 +153,7 @@ TASKS: dict[str, TaskRow] = {
         data_formats=("by_suffix",),
     ),
     "token_classification": TaskRow(
-        code="shardyard.tasks.token_classification:TokenClassification",
+        code="shardyard.tasks.labels:TokenClassification",
         prepare="shardyard.data.labels.prepare:prepare_labelled",
         metrics={
             "loss": Metric(),

@@ -192,7 +192,7 @@ class Family:
     pair_head: ModuleSpec | None = None
     """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
     label_head: LabelHead = LabelHead()
-    """Heads over labels, one of which replaces the head (``families/label_heads.py``)."""
+    """Heads over labels, one of which replaces the head (``families/registry.py``)."""
     labelled: Labelled | None = None
     """What the head gives a label to; None: it predicts tokens."""
 

@@ -6,8 +6,7 @@ from functools import cached_property
 from shardyard.errors import RequestError
 from shardyard.families.dimensions import ModelDimensions
 from shardyard.families.family import Family, Product
-from shardyard.families.label_heads import labelled_family
-from shardyard.families.registry import PLANNED, family_of
+from shardyard.families.registry import PLANNED, family_of, labelled_family
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ def check_labels(recipe: Recipe) -> Iterable[Problem]:
             if value not in (getattr(type(content)(), key), "none"):
                 text = f"={value} has no effect on rows with labels (task.name={name}). "
                 yield Problem(f"{section}.{key}", f"{text}Leave it out.")
-    if row.labelled == "tokens" and recipe.task.problem_type != "auto":
+    if row.labelled == "tokens" and recipe.task.problem_type is not None:
         text = f"={recipe.task.problem_type}: each token has a class. Leave it out."
         yield Problem("task.problem_type", text)
     if row.labelled == "tokens" and "text_key" in recipe.data.model_fields_set:
@@ -57,7 +57,7 @@ def _of_labels(recipe: Recipe) -> Iterable[Problem]:
     names = " or ".join(name for name, row in TASKS.items() if row.labelled is not None)
     given = {"data.labels": recipe.data.labels, "task.problem_type": recipe.task.problem_type}
     for path, value in given.items():
-        if value not in ((), "auto"):
+        if value not in ((), None):
             shown = value if isinstance(value, str) else list(value)
             text = f"={shown} is of rows with labels, and task.name is {recipe.task.name}. "
             yield Problem(path, f"{text}Use task.name={names}, or leave it out.")

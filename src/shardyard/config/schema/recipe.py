@@ -175,8 +175,8 @@ class TaskSettings(OpenSection):
     """Sampling temperature of the generated text. 0: greedy."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample each token from this many of the likeliest ones, at a temperature above 0. 0: all."""
-    problem_type: Literal["single_label_classification", "regression"] | Auto = "auto"
-    """Kind of labels of samples: classes, or a number to predict. auto: regression if labels are
+    problem_type: Literal["single_label_classification", "regression"] | None = None
+    """Kind of labels of samples: classes, or a number to predict. null: regression if labels are
     numbers with a fraction."""
     label_smoothing: Averaging = 0.0
     """Share of each image's label spread over all classes, in training only."""

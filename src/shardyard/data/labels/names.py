@@ -66,7 +66,12 @@ class LabelValues:
                 self.words.add(str(label))
 
     def names(
-        self, *, given: Sequence[str], of_model: Sequence[str], problem_type: str, of_tokens: bool
+        self,
+        *,
+        given: Sequence[str],
+        of_model: Sequence[str],
+        problem_type: str | None,
+        of_tokens: bool,
     ) -> LabelNames:
         """Decide what the labels are.
 
@@ -82,7 +87,7 @@ class LabelValues:
         if self.wrong is not None:
             raise RequestError(f"a label is {self.wrong}, which is not a finite number. Fix it.")
         asks_regression = problem_type == "regression"
-        is_number = self.has_fractions and problem_type == "auto" and not of_tokens
+        is_number = self.has_fractions and problem_type is None and not of_tokens
         if not self.words and (asks_regression or is_number):
             return LabelNames(names=())
         if self.words and asks_regression:

@@ -1,4 +1,7 @@
-"""Labels of texts, or of pairs of texts: classes, or a number to predict."""
+"""Labels of texts or pairs of texts (classes, or a number to predict), and labels of words.
+
+A word's label is that of its first token.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +16,7 @@ from shardyard.data.samples import Stream
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Task, TaskData
-from shardyard.tasks.label_losses import LabelLosses, SampleLabels
+from shardyard.tasks.label_losses import LabelLosses, SampleLabels, TokenLabels
 
 
 class LabelTask(Task):
@@ -44,12 +47,27 @@ class SequenceClassification(LabelTask):
     @staticmethod
     def empty_batch(recipe: Recipe) -> MicroBatch:
         """Sizes of ``optim.micro_batch`` samples, whose first tokens the head reads."""
-        batch = empty_rows(recipe)
+        batch = _empty_rows(recipe)
         label_B = torch.zeros_like(batch.samples_B)
         return batch.with_fields(label=label_B, reads=label_B.clone())
 
 
-def empty_rows(recipe: Recipe) -> MicroBatch:
+class TokenClassification(LabelTask):
+    """A label for each word."""
+
+    @staticmethod
+    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LabelLosses:
+        """By the labels of tokens."""
+        return TokenLabels(parts, mesh, device=device)
+
+    @staticmethod
+    def empty_batch(recipe: Recipe) -> MicroBatch:
+        """Sizes of ``optim.micro_batch`` samples, each token of which has a label."""
+        batch = _empty_rows(recipe)
+        return batch.with_fields(targets=torch.zeros_like(batch["tokens"]))
+
+
+def _empty_rows(recipe: Recipe) -> MicroBatch:
     """Rows of ``data.seq_len`` tokens without labels, for a run on fake devices."""
     samples, seq_len = int(recipe.optim.micro_batch), int(recipe.data.seq_len)
     tokens, positions, segments = torch.zeros(3, samples, seq_len, dtype=torch.int64).unbind()
