@@ -1,7 +1,9 @@
 """Small real runs on rows with labels: real text, real preparation, transformers' own models."""
 
 import json
+import os
 import random
+import signal
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,21 @@ from transformers import (
     PreTrainedModel,
 )
 
+from shardyard.checkpoint.export import export
+from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.labels.prepare import prepare_labelled
 from shardyard.data.loader import MicroBatch
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up
 from shardyard.train.training import Training
-from tests.distributed.runs import Corpus, make_run
+from tests.distributed.runs import Corpus, make_run, train_here
 
 SEQ_LEN, BATCH, STEPS, LR = 32, 7, 4, 0.005
 TAGS = ("O", "B-NUM", "I-NUM", "B-NAME", "I-NAME")
@@ -142,12 +148,7 @@ def transformers_model(training: Training) -> PreTrainedModel:
     config = hf_config(shape)
     if shape.family.token_types is None:
         config.pad_token_id = 0
-    kind = (
-        AutoModelForTokenClassification
-        if shape.label_head == "tokens"
-        else AutoModelForSequenceClassification
-    )
-    model: PreTrainedModel = kind.from_config(config, attn_implementation="eager")
+    model: PreTrainedModel = _auto_class(shape).from_config(config, attn_implementation="eager")
     weights = {
         name.removeprefix("model."): whole_of(tensor).clone()
         for name, tensor in training.tensors.items()
@@ -196,3 +197,34 @@ def _distances(model: nn.Module, training: Training, begun: dict[str, Tensor]) -
         )
         for name, param in model.named_parameters()
     }
+
+
+def train_until_killed(run_dir: RunDir) -> None:
+    """Train three of four steps, wait for the checkpoint of the second, and die."""
+    training = open_run(run_dir)
+    loop = Loop(training)
+    for _ in range(3):
+        loop.step()
+    training.saver.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loss_of_transformers_on_export(run_dir: RunDir, to: Path) -> float:
+    """Train, export, and return the loss of transformers' model on the validation split."""
+    train_here(run_dir)
+    resolved = read_resolved(run_dir.resolved(0))
+    export(choose_checkpoint(run_dir, "latest").path, resolved, to)
+    training = open_run(run_dir)
+    source, shape = training.eval_source, require_shape(resolved.shape)
+    assert source is not None
+    batch = source.micro_batch(range(source.num_samples), source.num_samples)
+    model = _auto_class(shape).from_pretrained(to, attn_implementation="eager").eval()
+    with torch.no_grad():
+        loss = float(model(**as_transformers_reads(batch, training)).loss)
+    training.close()
+    return loss
+
+
+def _auto_class(shape: ModelShape) -> Any:
+    of_tokens = shape.label_head == "tokens"
+    return AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification

@@ -1,13 +1,24 @@
 """Heads over labels: steps are those of transformers' own models in a plain loop, in every layout;
 evaluations are those of their outputs, and an export opens with equal logits."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from shardyard.checkpoint.load import SavedTensors, read_shapes
 from shardyard.rundir.jsonl import read_evaluations, read_steps
-from tests.distributed.label_runs import labelled_run, next_to_a_plain_loop, prepare_rows
+from shardyard.rundir.layout import RunDir
+from tests.distributed.label_runs import (
+    STEPS,
+    labelled_run,
+    loss_of_transformers_on_export,
+    next_to_a_plain_loop,
+    prepare_rows,
+    train_until_killed,
+)
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, train_here
 
@@ -87,3 +98,60 @@ def test_every_layout_takes_the_steps_of_one_process(
         assert len(again) == len(evaluated) == 1
         # a correlation is of differences, which cancel
         assert again[0] == pytest.approx(evaluated[0], rel=1e-5, abs=2e-3), layout
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(
+    prepared: dict[str, Corpus], tmp_path: Path
+) -> None:
+    """Ranks die after a checkpoint, without a word, and a second attempt continues from it."""
+    sections: dict[str, Any] = {
+        "model": {"preset": "bert-tiny", "dropout": 0.1},
+        "checkpoint": {"every": 2},
+        "parallel": {"dp_shard": 2, "zero": 3},
+    }
+    whole, cut = (
+        labelled_run(tmp_path / name, prepared["pairs"], *CASES["pairs"], 2, **sections)
+        for name in ("whole", "cut")
+    )
+    run_on_ranks(train_here, 2, whole)
+    with pytest.raises(Exception, match="rank"):
+        run_on_ranks(train_until_killed, 2, cut)
+    assert cut.checkpoint_steps() == [2]
+    run_on_ranks(train_here, 2, cut)
+    weights = [_weights(run_dir) for run_dir in (whole, cut)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(each, weights[1][name]) for name, each in weights[0].items())
+    lines = [list(read_steps(run_dir.metrics)) for run_dir in (whole, cut)]
+    assert [line["loss"] for line in lines[0]] == [line["loss"] for line in lines[1]]
+
+
+def _weights(run_dir: RunDir) -> dict[str, torch.Tensor]:
+    shapes = read_shapes(run_dir.checkpoint(STEPS))
+    saved = SavedTensors.in_folder(run_dir.checkpoint(STEPS))
+    return {name: saved.rows(name, 0, shape[0], torch.float32) for name, (shape, _) in
+            shapes.items() if name.startswith("model.")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pairs", "numbers", "last token", "tokens"])
+def test_an_export_opens_in_transformers_with_equal_logits(
+    prepared: dict[str, Corpus], tmp_path: Path, name: str
+) -> None:
+    run_dir = labelled_run(tmp_path / "run", prepared[name], *CASES[name])
+    loss = run_on_ranks(loss_of_transformers_on_export, 1, run_dir, tmp_path / "out")[0]
+    evaluated = next(iter(read_evaluations(run_dir.metrics)))["eval"]
+    assert loss == pytest.approx(evaluated["loss"], rel=1e-5)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    names = prepared[name].facts.label_names
+    assert list(config["id2label"].values()) == list(names or ["LABEL_0"])
+    assert config["label2id"] == {each: n for n, each in enumerate(names or ["LABEL_0"])}
+    problem = {"numbers": "regression", "tokens": None}
+    assert config.get("problem_type") == problem.get(name, "single_label_classification")
+    again = labelled_run(
+        tmp_path / "again", prepared[name], *CASES[name], run={"steps": 1},
+        model={"preset": None, "path": str(tmp_path / "out")},
+        optim={"name": "sgd", "lr": 1e-30, "betas": (0.9, 0.95), "eps": 1e-8},
+        data={"tokenizer": "auto", "tokenizer_kind": "bpe"},
+    )  # fmt: skip
+    run_on_ranks(train_here, 1, again)
+    kept = next(iter(read_evaluations(again.metrics)))["eval"]
+    assert kept["loss"] == pytest.approx(evaluated["loss"], rel=1e-5), "the head is kept"

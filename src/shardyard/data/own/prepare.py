@@ -89,7 +89,7 @@ def prepare_own(
     tokenizer = _tokenizer_of(recipe, model_dir, kind)
     form = ItemForm(
         kind=kind,
-        is_causal=task_row(recipe.task.name).is_causal,
+        is_causal=task_row(recipe.task.name).is_causal is True,
         attends_across=recipe.data.attends_across,
         num_classes=None if kind != "image" else len(_classes(train)),
     )

@@ -121,7 +121,7 @@ def reader_of(recipe: Recipe, data: DatasetMetadata, *, vocab_size: int | None) 
         code=DatasetCode.of(recipe),
         form=ItemForm(
             kind=manifest["kind"],
-            is_causal=task_row(recipe.task.name).is_causal,
+            is_causal=task_row(recipe.task.name).is_causal is True,
             attends_across=recipe.data.attends_across,
             vocab_size=vocab_size,
             num_classes=data.num_classes,
