@@ -31,7 +31,6 @@ SMALL = {
     "doctor/finding.py": "what all checks return, without any of them",
     "elastic/preload_compiler.py": "the fork server imports it by name before it starts workers",
     "families/images/registry.py": "registry",
-    "families/registry.py": "registry",
     "io/sanitize.py": "errors.py imports it, which every package imports",
     "launchers/aws_batch/node_rank.py": "a node imports it by name, without the AWS client",
     "launchers/registry.py": "registry",

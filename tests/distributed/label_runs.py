@@ -164,8 +164,8 @@ def whole_of(tensor: Any) -> Tensor:
     return whole.detach()
 
 
-def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], list[float], dict[str, float]]:
-    """Return losses of a plain loop, those of the run, and how far apart the weights end."""
+def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, float]]:
+    """Return losses of a plain loop, and how far apart the weights of the run end."""
     training = open_run(run_dir)
     model = transformers_model(training)
     begun = {name: param.detach().clone() for name, param in model.named_parameters()}
@@ -180,12 +180,12 @@ def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], list[float], dic
         optimizer.step()
         optimizer.zero_grad()
         expected.append(float(loss.detach()))
-    loop, losses = Loop(training), []
+    loop = Loop(training)
     for _ in range(STEPS):
         loop.step()
     apart = _distances(model, training, begun)
     training.close()
-    return expected, losses, apart
+    return expected, apart
 
 
 def _distances(model: nn.Module, training: Training, begun: dict[str, Tensor]) -> dict[str, float]:

@@ -44,7 +44,7 @@ def test_steps_are_those_of_transformers_own_model(
     prepared: dict[str, Corpus], tmp_path: Path, name: str
 ) -> None:
     run_dir = labelled_run(tmp_path / "run", prepared[name], *CASES[name])
-    expected, _, apart = run_on_ranks(next_to_a_plain_loop, 1, run_dir)[0]
+    expected, apart = run_on_ranks(next_to_a_plain_loop, 1, run_dir)[0]
     losses = [line["loss"] for line in read_steps(run_dir.metrics)]
     assert losses == pytest.approx(expected, rel=1e-5)
     # no softmax sees a bias of keys: its gradient is rounding alone
@@ -81,7 +81,7 @@ def test_every_layout_takes_the_steps_of_one_process(
     prepared: dict[str, Corpus], tmp_path: Path, name: str, layouts: list[str]
 ) -> None:
     """With dropout, and micro-batches that do not divide evenly over the ranks."""
-    model = {"model": {"preset": CASES[name][1], "dropout": 0.1}}
+    model: dict[str, Any] = {"model": {"preset": CASES[name][1], "dropout": 0.1}}
     one = labelled_run(tmp_path / "one", prepared[name], *CASES[name], **model)
     run_on_ranks(train_here, 1, one)
     losses = [line["loss"] for line in read_steps(one.metrics)]
