@@ -1,12 +1,12 @@
 """Heads over labels: steps are those of transformers' own models in a plain loop, in every layout;
 evaluations are those of their outputs, and an export opens with equal logits."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from shardyard.checkpoint.load import SavedTensors, read_shapes
 from shardyard.rundir.jsonl import read_evaluations, read_steps
@@ -140,12 +140,12 @@ def test_an_export_opens_in_transformers_with_equal_logits(
     loss = run_on_ranks(loss_of_transformers_on_export, 1, run_dir, tmp_path / "out")[0]
     evaluated = next(iter(read_evaluations(run_dir.metrics)))["eval"]
     assert loss == pytest.approx(evaluated["loss"], rel=1e-5)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    names = prepared[name].facts.label_names
-    assert list(config["id2label"].values()) == list(names or ["LABEL_0"])
-    assert config["label2id"] == {each: n for n, each in enumerate(names or ["LABEL_0"])}
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    names = dict(enumerate(prepared[name].facts.label_names or ["LABEL_0"]))
+    assert config.id2label == names
+    assert config.label2id == {each: number for number, each in names.items()}
     problem = {"numbers": "regression", "tokens": None}
-    assert config.get("problem_type") == problem.get(name, "single_label_classification")
+    assert config.problem_type == problem.get(name, "single_label_classification")
     again = labelled_run(
         tmp_path / "again", prepared[name], *CASES[name], run={"steps": 1},
         model={"preset": None, "path": str(tmp_path / "out")},

@@ -87,7 +87,11 @@ class ModelDimensions:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         types = self.layer_types
-        found = {**asdict(self), "layer_types": None if types is None else list(types)}
+        lists = {
+            "layer_types": None if types is None else list(types),
+            "label_names": list(self.label_names),
+        }
+        found = {**asdict(self), **lists}
         return {key: value for key, value in found.items() if key not in _IF_SET or value}
 
     def has_window_below(self, tokens: int) -> bool:

@@ -123,10 +123,9 @@ class Data(Section):
     """JSON key or Parquet column of the text."""
     keys: Annotated[dict[str, str], Field(min_length=1)] | None = None
     """Your names of the keys of chat rows, {prompt: frage, completion: antwort}, or of columns with
-    labels, {text: review, label: stars}. null: docs/chat.md, docs/classification.md."""
+    labels. null: as docs/chat.md and docs/classification.md have them."""
     labels: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Names of the labels in the order of their numbers, for classification. []: those that the
-    rows or the model have."""
+    """Names of the labels by number. []: those of the rows or the model."""
     chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None
     """Chat template that turns dialogues into text. null: the template next to the tokenizer."""
     loss_on: Literal["answers", "all"] = "answers"
@@ -168,7 +167,7 @@ class Data(Section):
     """Packing: stream cuts samples from running text; whole packs whole documents that do not
     attend to each other."""
     too_long: Literal["refuse", "cut", "drop"] = "refuse"
-    """With data.pack=whole, or labels: a document longer than a sample is an error, cut or dropped.
+    """With data.pack=whole or labels: a longer document than a sample is an error, cut or dropped.
     """
     dir: str = "prepared"
     """Parent folder of prepared datasets, named by fingerprint."""

@@ -153,8 +153,8 @@ class TaskSettings(OpenSection):
     """Training objective and validation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """Training objective: next token, masked tokens, BERT pretraining, labels of texts or tokens,
-    image classes, or a task from an installed package."""
+    """Training objective: next token, masked tokens, BERT pretraining, labels of texts, tokens or
+    images, or a task from an installed package."""
     loss: str | None = None
     """Your own loss as package.module:function of (outputs, batch)
     (docs/tutorials/own-code.md). null: the task's."""
@@ -176,8 +176,7 @@ class TaskSettings(OpenSection):
     top_k: Annotated[int, Field(ge=0)] = 0
     """Sample each token from this many of the likeliest ones, at a temperature above 0. 0: all."""
     problem_type: Literal["single_label_classification", "regression"] | None = None
-    """Kind of labels of samples: classes, or a number to predict. null: regression if labels are
-    numbers with a fraction."""
+    """Kind of labels. null: regression if they are numbers with a fraction."""
     label_smoothing: Averaging = 0.0
     """Share of each image's label spread over all classes, in training only."""
 
