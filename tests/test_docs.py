@@ -257,6 +257,14 @@ def test_the_small_dialogues_train(folder: Path, example: str) -> None:
     assert answer["outcome"] == "finished"
 
 
+@pytest.mark.system
+def test_the_labelled_texts_train(folder: Path) -> None:
+    """Without SMALL, as no text is generated."""
+    short = ("run.epochs=null", "run.steps=2", "run.id=labels", "--json")
+    answer = shardyard(folder, "train", "examples/classify-texts.yaml", *short)
+    assert answer["outcome"] == "finished"
+
+
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     """This one; a process with torch describes it."""
