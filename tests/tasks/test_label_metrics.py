@@ -7,7 +7,6 @@ from shardyard.tasks.label_metrics import (
     class_scores,
     entities,
     entity_scores,
-    is_tagged,
     number_scores,
 )
 
@@ -63,8 +62,3 @@ def test_scores_of_entities() -> None:
     assert found == pytest.approx({"precision": 0.5, "recall": 0.4, "f1": 4 / 9})
     nothing = entity_scores(*(_fp64(0)[0] for _ in range(3)))
     assert not any(float(each) for each in nothing.values())
-
-
-def test_parts_of_speech_are_no_entities() -> None:
-    assert is_tagged(["O", "B-PER", "I-PER"])
-    assert not is_tagged(["NOUN", "VERB"]) and not is_tagged(["B-PER", "I-PER"])

@@ -34,6 +34,7 @@ from shardyard.config.phases import in_phase, of_phases
 from shardyard.config.resolved import DatasetMetadata, Resolved, fingerprint, settings_in
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.images import check_network
+from shardyard.config.rules.labels import check_label_targets
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.rules.model import check_model
 from shardyard.config.rules.node_exclusion import check_exclusion_device
@@ -419,7 +420,7 @@ def _check_sample_counts(resolved: Resolved) -> list[Problem]:
             "again, or name another metric."
         )
         found.append(Problem("run.target", text))
-    return found
+    return [*found, *check_label_targets(recipe, data)]
 
 
 def _raise_if_too_long(phases: Sequence[Resolved]) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from shardyard.config.rules.labels import is_tagged
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.parallel.fsdp import reshard, summable
 from shardyard.parallel.mesh import Mesh
@@ -22,7 +23,6 @@ from shardyard.tasks.label_metrics import (
     class_scores,
     entities,
     entity_scores,
-    is_tagged,
     number_scores,
 )
 from shardyard.tasks.loss_computation import LossSums
@@ -94,13 +94,13 @@ class SampleLabels(LabelLosses):
         if "own_targets" in batch.fields:  # of sizes alone
             return batch
         reads_B, label_B = batch["reads"], batch["label"]
-        places_B, width = reads_B, batch["tokens"].shape[1]
+        columns_B, width = reads_B, batch["tokens"].shape[1]
         is_here_B = batch.samples_B >= 0
         if self._held_l is not None:
             width = len(self._held_l)
             hits_Bl = reads_B[:, None] == self._held_l
-            is_here_B, places_B = is_here_B & hits_Bl.any(dim=1), hits_Bl.int().argmax(dim=1)
-        predicted_1B = (torch.arange(len(reads_B)) * width + places_B)[None]
+            is_here_B, columns_B = is_here_B & hits_Bl.any(dim=1), hits_Bl.int().argmax(dim=1)
+        predicted_1B = (torch.arange(len(reads_B)) * width + columns_B)[None]
         if self._is_regression:
             targets = torch.cat([label_B.float() * is_here_B, is_here_B.float()])[None]
         else:

@@ -3,11 +3,12 @@
 All are computed once, over a whole validation split. Shape suffixes: N = samples, C = labels.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+from shardyard.config.rules.labels import TAG
 
 
 def class_scores(guesses_N: Tensor, labels_N: Tensor, *, num_labels: int) -> dict[str, Tensor]:
@@ -76,26 +77,20 @@ def _ranks(x_N: Tensor) -> Tensor:
 # type changes. So I-PER after O begins one, although IOB2 would write B-PER. BILOU's L- and U- are
 # IOBES's E- and S-.
 
-_TAG = re.compile(r"([BIESLU])-(.+)")
 _OF_BILOU = {"L": "E", "U": "S"}
-
-
-def is_tagged(names: Sequence[str]) -> bool:
-    """Whether labels are tags of entities: O, and others such as B-PER and I-PER."""
-    return "O" in names and all(name == "O" or _TAG.fullmatch(name) for name in names)
 
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield type, first and last word of each entity of a sentence."""
     before, kind, begin = "O", "", 0
-    for place, tag in enumerate([*tags, "O"]):
-        match = _TAG.fullmatch(tag)
+    for index, tag in enumerate([*tags, "O"]):
+        match = TAG.fullmatch(tag)
         prefix, kind_now = ("O", "") if match is None else (match[1], match[2])
         prefix = _OF_BILOU.get(prefix, prefix)
         if before != "O" and _ends(before, prefix, is_other=kind != kind_now):
-            yield kind, begin, place - 1
+            yield kind, begin, index - 1
         if prefix != "O" and _begins(before, prefix, is_other=kind != kind_now):
-            begin = place
+            begin = index
         before, kind = prefix, kind_now
 
 

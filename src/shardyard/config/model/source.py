@@ -112,7 +112,16 @@ def shape_or_none(recipe: Recipe, folder: Path | None, vocab_size: int) -> Model
     shape = with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
     if shape.label_head is None or folder is None:
         return shape
-    own = _read_config(folder / "config.json").get("id2label")
+    config = _read_config(folder / "config.json")
+    dropped = config.get("classifier_dropout")
+    drops = shape.family.head_dropout is not None and recipe.model.dropout == "auto"
+    if drops and dropped not in (None, shape.hidden_dropout):
+        raise RequestError(
+            f"{folder / 'config.json'}: classifier_dropout={dropped}, and the rest of the model "
+            f"drops {shape.hidden_dropout}. Shardyard drops one share everywhere. Set "
+            f"model.dropout={shape.hidden_dropout}, or another share."
+        )
+    own = config.get("id2label")
     return replace(shape, num_labels=len(own)) if isinstance(own, dict) and own else shape
 
 

@@ -1,8 +1,10 @@
 """Check recipes for labels of texts and tokens, and settings of labels in other recipes."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem
@@ -17,6 +19,38 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
     "task": ("label_smoothing",),
 }
 """Settings that rows with labels do not have, by section."""
+
+
+TAG = re.compile(r"([BIESLU])-(.+)")
+"""A label of a word of an entity: B-PER, I-PER."""
+_OF_NUMBERS = ("mse", "pearson", "spearman")
+_OF_CLASSES = ("accuracy", "f1", "f1_macro", "matthews")
+_OF_ENTITIES = ("precision", "recall", "f1")
+
+
+def is_tagged(names: Sequence[str]) -> bool:
+    """Whether labels are tags of entities: O, and others such as B-PER and I-PER."""
+    return "O" in names and all(name == "O" or TAG.fullmatch(name) for name in names)
+
+
+def check_label_targets(recipe: Recipe, data: DatasetMetadata) -> Iterable[Problem]:
+    """Find targets that labels of this kind have no metric for, so that none would be reached."""
+    labelled = task_row(recipe.task.name).labelled
+    if labelled is None or data.num_labels is None:
+        return
+    unmeasured: tuple[str, ...]
+    if labelled == "tokens":
+        are = "no tags of entities such as B-PER"
+        unmeasured = () if is_tagged(data.label_names) else _OF_ENTITIES
+    elif data.num_labels == 1:
+        are, unmeasured = "numbers to predict", _OF_CLASSES
+    else:
+        are, unmeasured = "classes", _OF_NUMBERS
+    for name in recipe.run.target or ():
+        if name in unmeasured:
+            known = [each for each in task_row(recipe.task.name).metrics if each not in unmeasured]
+            text = f"names {name}, and the labels are {are}. They have {', '.join(known)}."
+            yield Problem("run.target", text)
 
 
 def check_labels(recipe: Recipe) -> Iterable[Problem]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class LabelNames:
             return float(label)
         return self._numbers[str(label)] if self.are_words else _whole(label)
 
-    @property
+    @cached_property
     def _numbers(self) -> Mapping[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
@@ -50,7 +51,7 @@ class LabelValues:
     """Different whole numbers."""
     has_fractions: bool = False
     """Whether a label is a number that is written with a fraction."""
-    wrong: str | None = None
+    not_finite: str | None = None
 
     def add(self, labels: Iterable[Any]) -> None:
         """Take the labels of a row."""
@@ -61,14 +62,14 @@ class LabelValues:
             elif real is not None:
                 self.has_fractions = True
                 if not math.isfinite(real):
-                    self.wrong = self.wrong or str(label)
+                    self.not_finite = self.not_finite or str(label)
             else:
                 self.words.add(str(label))
 
     def names(
         self,
         *,
-        given: Sequence[str],
+        configured: Sequence[str],
         of_model: Sequence[str],
         problem_type: str | None,
         of_tokens: bool,
@@ -76,7 +77,7 @@ class LabelValues:
         """Decide what the labels are.
 
         Args:
-            given: ``data.labels``.
+            configured: ``data.labels``.
             of_model: Names in the model's own config.json; none: it has none.
             problem_type: ``task.problem_type``.
             of_tokens: Whether each token has a label, which is always a class.
@@ -84,8 +85,10 @@ class LabelValues:
         Raises:
             RequestError: The labels cannot be what the recipe says.
         """
-        if self.wrong is not None:
-            raise RequestError(f"a label is {self.wrong}, which is not a finite number. Fix it.")
+        if self.not_finite is not None:
+            raise RequestError(
+                f"a label is {self.not_finite}, which is not a finite number. Fix it."
+            )
         asks_regression = problem_type == "regression"
         is_number = self.has_fractions and problem_type is None and not of_tokens
         if not self.words and (asks_regression or is_number):
@@ -107,7 +110,7 @@ class LabelValues:
                 "task.problem_type=regression."
             )
         names = self._by_word if self.words else self._by_number
-        found = names(given=given, of_model=of_model)
+        found = names(configured=configured, of_model=of_model)
         if len(found.names) < 2:
             raise RequestError(
                 f"all rows have the label {found.names[0]!r}, so there is nothing to tell apart. "
@@ -115,23 +118,23 @@ class LabelValues:
             )
         return found
 
-    def _by_word(self, *, given: Sequence[str], of_model: Sequence[str]) -> LabelNames:
+    def _by_word(self, *, configured: Sequence[str], of_model: Sequence[str]) -> LabelNames:
         words = self.words | {str(number) for number in self.numbers}
-        if given:
-            unknown = sorted(words - set(given))
+        if configured:
+            unknown = sorted(words - set(configured))
             if unknown:
                 raise RequestError(
-                    f"{SETTING}={list(given)} lacks {unknown[0]!r}, which a row has. Add it, or "
-                    "leave the setting out to take the names that the rows have."
+                    f"{SETTING}={list(configured)} lacks {unknown[0]!r}, which a row has. Add it, "
+                    "or leave the setting out to take the names that the rows have."
                 )
-            return LabelNames(names=tuple(given), are_words=True)
+            return LabelNames(names=tuple(configured), are_words=True)
         if words <= set(of_model):
             return LabelNames(names=tuple(of_model), are_words=True)
         # as most datasets number them: outside of any entity first
         ordered = sorted(words, key=lambda word: (word != "O", word))
         return LabelNames(names=tuple(ordered), are_words=True)
 
-    def _by_number(self, *, given: Sequence[str], of_model: Sequence[str]) -> LabelNames:
+    def _by_number(self, *, configured: Sequence[str], of_model: Sequence[str]) -> LabelNames:
         least, largest = min(self.numbers), max(self.numbers)
         if least < 0:
             raise RequestError(
@@ -144,13 +147,13 @@ class LabelValues:
                 "column of the labels: data.keys={label: COLUMN}; to predict a number, set "
                 "task.problem_type=regression."
             )
-        if given and largest >= len(given):
+        if configured and largest >= len(configured):
             raise RequestError(
-                f"{SETTING}={list(given)} has {len(given)} names, and a row has label {largest}. "
-                "Give a name to each number, from 0 on."
+                f"{SETTING}={list(configured)} has {len(configured)} names, and a row has label "
+                f"{largest}. Give a name to each number, from 0 on."
             )
-        if given or largest < len(of_model):
-            return LabelNames(names=tuple(given or of_model))
+        if configured or largest < len(of_model):
+            return LabelNames(names=tuple(configured or of_model))
         return LabelNames(names=tuple(f"LABEL_{number}" for number in range(largest + 1)))
 
 

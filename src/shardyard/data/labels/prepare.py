@@ -239,7 +239,7 @@ def _write(
     for _, row in table.rows("reading labels"):
         values.add(row.label if table.of_tokens else [row.label])
     names = values.names(
-        given=recipe.data.labels,
+        configured=recipe.data.labels,
         of_model=of_model,
         problem_type=recipe.task.problem_type,
         of_tokens=table.of_tokens,
