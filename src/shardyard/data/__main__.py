@@ -109,10 +109,11 @@ def _prepare(
 def _show(
     recipe: "Recipe", metadata: "DatasetMetadata", model_dir: Path | None, *, count: int
 ) -> list[dict[str, Any]]:
+    from shardyard.config.tasks import task_row
     from shardyard.data.shown import show_samples
     from shardyard.errors import RequestError
 
-    if recipe.task.name != "causal_lm" or metadata.item_kind is not None:
+    if not task_row(recipe.task.name).continues_text or metadata.item_kind is not None:
         raise RequestError("--show is for text of task.name=causal_lm. Leave it out.")
     train, _, _ = _open_data(recipe, metadata, model_dir)
     folder = Path((metadata.parts[0].data if metadata.parts else metadata).dir)

@@ -7,10 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from shardyard.data.loader import Samples
+from shardyard.data.loader import IGNORED, Samples
 from shardyard.errors import RequestError
-
-_NO_TARGET = -100
 
 
 def show_samples(samples: Samples, folder: Path, *, count: int) -> list[dict[str, Any]]:
@@ -37,7 +35,7 @@ def show_samples(samples: Samples, folder: Path, *, count: int) -> list[dict[str
         tokens = batch["tokens"][0, :length].tolist()
         targets = batch["targets"][0, :length].tolist()
         parts = list(_parts(tokens, targets, tokenizer))
-        loss_tokens = sum(target != _NO_TARGET for target in targets)
+        loss_tokens = sum(target != IGNORED for target in targets)
         shown.append({"tokens": length, "loss_tokens": loss_tokens, "parts": parts})
     return shown
 
@@ -46,9 +44,9 @@ def _parts(
     tokens: list[int], targets: list[int], tokenizer: Tokenizer
 ) -> Iterator[dict[str, object]]:
     """Text with and without loss in turn: the target at a token is the one that follows it."""
-    ends_with_target = targets[-1] != _NO_TARGET
+    ends_with_target = targets[-1] != IGNORED
     ids = [*tokens, targets[-1]] if ends_with_target else tokens
-    has_loss = [False, *(target != _NO_TARGET for target in targets)]
+    has_loss = [False, *(target != IGNORED for target in targets)]
     marked = zip(has_loss[: len(ids)], ids, strict=True)
     for loss, group in groupby(marked, key=lambda each: each[0]):
         part = [token for _, token in group]
