@@ -24,6 +24,8 @@ CASES = [
     (["data.source=python-stdlib"], "data", {"source": "python-stdlib"}),
     (["data.tokenizer=owner/name"], "data", {"tokenizer": "owner/name"}),
     (["data.tokenizer=auto"], "data", {"tokenizer": "auto"}),
+    (["data.chat_template=chatml"], "data", {"chat_template": "chatml"}),
+    (["data.chat_template=a.jinja"], "data", {"chat_template": f"{HERE}/a.jinja"}),
     (["data.tokenizer=there"], "data", {"tokenizer": f"{HERE}/there"}),
     (["data.dir=prepared"], "data", {"dir": f"{HERE}/prepared"}),
     (["run.dir=runs", "run.steps=2"], "run", {"dir": f"{HERE}/runs", "steps": 2}),

@@ -117,6 +117,12 @@ def with_path(setting: str, path: str) -> Recipe:
     return load_recipe([{section: content}], [])
 
 
+def named(setting: str, path: str) -> str:
+    """The path, with the suffix without which the setting takes it for a name."""
+    row = PATHS[setting]
+    return path if row.is_path(path) else f"{path}{row.suffixes[0]}"
+
+
 def text_of(recipe: Recipe, setting: str) -> list[str]:
     shown = setting.replace("mixture.", "mixture[0].")
     return [path.text for path in paths_of(recipe) if path.setting == shown]
@@ -128,9 +134,9 @@ def test_each_is_made_absolute_and_followed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    recipe = make_paths_absolute(with_path(setting, "./there"))
-    assert text_of(recipe, setting) == [f"{tmp_path}/there"]
-    (problem,) = check_readable_paths(with_path(setting, "./file/inside"))
+    recipe = make_paths_absolute(with_path(setting, named(setting, "./there")))
+    assert text_of(recipe, setting) == [named(setting, f"{tmp_path}/there")]
+    (problem,) = check_readable_paths(with_path(setting, named(setting, "./file/inside")))
     assert problem.path.replace("[0]", "") == setting
     assert "which is a file, not a folder" in problem.text
 
@@ -140,7 +146,7 @@ def test_each_that_a_run_opens_is_one_that_nodes_see(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = with_path(setting, "./there")
+    recipe = with_path(setting, named(setting, "./there"))
     (problem,) = check_mounted_paths(recipe, FAR)
     assert problem.path.replace("[0]", "") == setting
     missing = [problem.path.replace("[0]", "") for problem in check_existing_paths(recipe, NEAR)]
@@ -150,7 +156,7 @@ def test_each_that_a_run_opens_is_one_that_nodes_see(
 @pytest.mark.parametrize("setting", OF_RUN)
 def test_the_doctor_tries_each_that_a_run_opens(setting: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    recipe = with_path(setting, f"{tmp_path}/file/inside")
+    recipe = with_path(setting, named(setting, f"{tmp_path}/file/inside"))
     found = check_paths(recipe, tmp_path / "runs", checkpoint_bytes=None)
     wrong = [finding.name.replace("[0]", "") for finding in found if finding.verdict == "problem"]
     assert wrong == [setting]
@@ -166,7 +172,7 @@ def test_the_shell_completes_each(
     (tmp_path / "theme.none").touch()
     (tmp_path / f"theme{(row.suffixes or ('.txt',))[0]}").touch()
     offered = [item.value.partition("=")[2] for item in overrides(f"{setting}=the", {})]
-    files = [name for name in ("theme.json", "theme.none", "theme.txt", "theme.yaml")
+    files = [name for name in ("theme.jinja", "theme.json", "theme.none", "theme.txt", "theme.yaml")
              if (tmp_path / name).exists() and not row.is_folder
              and (not row.suffixes or name.endswith(row.suffixes))]  # fmt: skip
     assert offered == [*files, "there/"]

@@ -98,6 +98,9 @@ def chat_rows_of(keys: Collection[str]) -> list[str]:
 #
 # Written by us to the published forms; the model's own, where it has one, is the better choice.
 
+TEMPLATE_SUFFIX = ".jinja"
+"""End of a ``data.chat_template`` that is a file."""
+
 CHAT_TEMPLATES: dict[str, str] = {
     # The markers become tokens where the tokenizer has them, else they are words that are learnt.
     "chatml": """\

@@ -16,6 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.utils
 
+from shardyard.config.data_choices import TEMPLATE_SUFFIX
 from shardyard.data.conversations import REASONING
 from shardyard.data.template_bounds import (
     BoundedEnvironment,
@@ -62,8 +63,7 @@ class ChatTemplate:
             raise RequestError(
                 f"data.format=chat: {name} has no chat template: neither {TEMPLATE}, nor a "
                 f"chat_template in {_CONFIG}. Set data.chat_template to a known one, such as "
-                f"chatml, or write one as {TEMPLATE} into a folder next to tokenizer.json and "
-                f"{_CONFIG}, and name that folder with data.tokenizer."
+                f"chatml, or to a file of your own: data.chat_template=FILE{TEMPLATE_SUFFIX}."
             )
         self.source = "\n".join(sources.values())
         self._file = TEMPLATE if TEMPLATE in files else _CONFIG

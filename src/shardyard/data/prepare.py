@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, PLAIN_TEXT
+from shardyard.config.data_choices import DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.model.vocabulary import check_tokens, vocabulary_in
+from shardyard.config.paths import is_template_file
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.rules.data import not_trained
 from shardyard.config.schema.data import Data
@@ -54,6 +55,7 @@ from shardyard.data.tokenizer import (
     TokenizerFiles,
     choose_bos,
     find_tokenizer,
+    template_source,
     train_tokenizer,
     with_added_tokens,
 )
@@ -153,11 +155,11 @@ def _folder_of(
     return folder if equal is None or not is_finished(equal) else equal
 
 
-def _builtin_template(data: Data) -> TokenizerFiles:
-    """The file of the chat template that a recipe names, if it names one."""
+def _chat_template(data: Data) -> TokenizerFiles:
+    """The file of the chat template that a recipe sets, if it sets one."""
     if data.chat_template is None:
         return {}
-    return {"chat_template.jinja": CHAT_TEMPLATES[data.chat_template].encode()}
+    return {"chat_template.jinja": template_source(data.chat_template).encode()}
 
 
 def _check_loss_share(metadata: DatasetMetadata, data: Data) -> None:
@@ -206,7 +208,7 @@ def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles |
         raise RequestError(f"data.tokenizer_kind{why}")
     if tokenizer is None:
         return None
-    return with_added_tokens(tokenizer | _builtin_template(data), data)
+    return with_added_tokens(tokenizer | _chat_template(data), data)
 
 
 def bos_token_of(
@@ -277,7 +279,10 @@ def _format_request(data: Data) -> dict[str, Any]:
     row = DATA_FORMATS[data.format]
     if row.encoder == PLAIN_TEXT:
         return {}
-    given = {"chat_template": data.chat_template, "keys": data.keys}
+    template = data.chat_template
+    if template is not None and is_template_file(template):
+        template = digest(template_source(template))
+    given = {"chat_template": template, "keys": data.keys}
     named = {name: value for name, value in given.items() if value is not None}
     return {"data_format": data.format, **dict(_options(data)), **named}
 
@@ -360,7 +365,7 @@ def write_tokenizer(
         return
     if tokenizer is None:
         tokenizer = train_tokenizer(texts, kind=data.tokenizer_kind, vocab_size=data.vocab_size)
-        tokenizer = with_added_tokens(tokenizer | _builtin_template(data), data)
+        tokenizer = with_added_tokens(tokenizer | _chat_template(data), data)
     else:
         TextEncoder(tokenizer, name=_name_of_tokenizer(data, model_dir))  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from shardyard.config.data_choices import CHAT_TEMPLATES
+from shardyard.config.paths import is_template_file
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
-from shardyard.errors import DataError, RequestError
+from shardyard.errors import DataError, RequestError, StorageError
 from shardyard.file_faults import broken_link_error, content_error
-from shardyard.io.files import parse_json
+from shardyard.io.files import parse_json, read_user_file
 
 if TYPE_CHECKING:
     from shardyard.config.schema.data import Data, TokenizerKindName
@@ -412,3 +414,26 @@ def _with_config(files: TokenizerFiles) -> TokenizerFiles:
 
 def _json_bytes(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
+
+
+_MOST_TEMPLATE_BYTES = 2**20
+"""Largest file of a template."""
+
+
+def template_source(name: str) -> str:
+    """Return the known template of that name, or the content of the file.
+
+    Args:
+        name: ``data.chat_template``.
+
+    Raises:
+        RequestError: The file cannot be read, or is not UTF-8.
+    """
+    if not is_template_file(name):
+        return CHAT_TEMPLATES[name]
+    try:
+        return read_user_file(Path(name), limit_bytes=_MOST_TEMPLATE_BYTES).decode()
+    except (OSError, StorageError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"data.chat_template={name} cannot be read: {error}. Save it as text in UTF-8."
+        ) from error

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shardyard.cli.prepare import _rows
+from shardyard.config.data_choices import CHAT_TEMPLATES
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.attempt import split_lines
@@ -76,6 +77,22 @@ def test_a_named_template_is_kept_with_the_data(tmp_path: Path) -> None:
     every = prepared(tmp_path, chat_template="alpaca", loss_on="all")
     assert len({facts.dir, other.dir, every.dir}) == 3
     assert every.train_learnt == every.train_tokens
+
+
+def test_a_template_of_ones_own_is_a_file_known_by_its_content(tmp_path: Path) -> None:
+    file, copied = tmp_path / "mine.jinja", tmp_path / "copied.jinja"
+    for each in (file, copied):
+        each.write_text(CHAT_TEMPLATES["alpaca"].replace("Response", "Antwort"))
+    of_file = prepared(tmp_path, chat_template=str(file))
+    assert "### Antwort" in (Path(of_file.dir) / "chat_template.jinja").read_text()
+    assert prepared(tmp_path, chat_template=str(copied)).dir == of_file.dir
+    file.write_text(CHAT_TEMPLATES["alpaca"])
+    assert prepared(tmp_path, chat_template=str(file)).dir != of_file.dir
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(
+        RequestError, match=r"mine\.jinja cannot be read: .* Save it as text in UTF-8"
+    ):
+        prepared(tmp_path, chat_template=str(file))
 
 
 def test_a_tokenizer_without_a_template_is_told_before_any_work(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from shardyard.config.data_choices import (
     TURN_KEYS,
     slots_of,
 )
-from shardyard.config.paths import PATHS
+from shardyard.config.paths import PATHS, is_template_file
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
@@ -306,15 +306,12 @@ def _mapped_keys(data: Data) -> Iterable[Problem]:
 def check_conversations(recipe: Recipe) -> Iterable[Problem]:
     """Yield problems of a recipe that trains on dialogues."""
     data, target = recipe.data, recipe.run.target or ()
-    if data.chat_template is not None and data.chat_template not in CHAT_TEMPLATES:
-        near = difflib.get_close_matches(data.chat_template, CHAT_TEMPLATES, n=1)
+    template = data.chat_template
+    if template is not None and not is_template_file(template) and template not in CHAT_TEMPLATES:
+        near = difflib.get_close_matches(template, CHAT_TEMPLATES, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(CHAT_TEMPLATES)}."
-        text = f"={show(data.chat_template)}: no such template is known. {hint} One of your own "
-        text += (
-            "goes as chat_template.jinja into a folder with tokenizer.json and "
-            "tokenizer_config.json: set data.tokenizer to that folder, and leave "
-            "data.chat_template out."
-        )
+        text = f"={show(template)}: no such template is known. {hint} One of your own is a file: "
+        text += "data.chat_template=FILE.jinja."
         yield Problem("data.chat_template", text)
     if data.format != "chat":
         return

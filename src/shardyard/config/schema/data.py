@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS
+from shardyard.config.data_choices import CHAT_TEMPLATES, DATA_FORMATS, TEMPLATE_SUFFIX
 from shardyard.config.schema.base import NAME, NAME_WORDS, Auto, Fraction, PositiveNumber, Section
 
 TokenizerKindName = Literal["bpe", "wordpiece", "wordpiece-cased"]
 
 _FORMAT_WORDS = " or ".join(DATA_FORMATS)
-_TEMPLATE_WORDS = " or ".join(CHAT_TEMPLATES)
+_TEMPLATE_WORDS = f"{' or '.join(CHAT_TEMPLATES)} or FILE{TEMPLATE_SUFFIX}"
 
 Tokens = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 
