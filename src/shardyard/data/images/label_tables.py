@@ -30,7 +30,7 @@ class _Row:
     split: NamedSplit | None
 
 
-def pictures_of_tables(
+def images_in_tables(
     tables: Sequence[SourceFile], *, image_key: str, label_key: str
 ) -> list[SourceFile]:
     """Return the pictures that the rows of tables name, in the order of the rows.
@@ -44,7 +44,7 @@ def pictures_of_tables(
         SourceError: A table cannot be read, has no such columns, or a row names no picture, no
             class or a picture that another row names.
     """
-    pictures: list[SourceFile] = []
+    images: list[SourceFile] = []
     rows_by_path: dict[str, str] = {}
     for table in tables:
         shown = escape_text(table.path)
@@ -53,11 +53,11 @@ def pictures_of_tables(
                 f"{shown}: a table of labels is read from this machine only. Copy it and its "
                 "pictures here, or write Parquet files with the pictures in them."
             )
-        places = _Places(Path(table.path).parent)
+        folders = _ImageFolders(Path(table.path).parent)
         missing = []
         for row in _rows(table, image_key=image_key, label_key=label_key):
             where = f"{shown}, line {row.number}"
-            path = places.find(row.image, where)
+            path = folders.find(row.image, where)
             if path is None:
                 missing.append(f"{escape_text(row.image)} (line {row.number})")
                 continue
@@ -71,28 +71,28 @@ def pictures_of_tables(
             parts = (row.split, row.label, row.image.lstrip("/"))
             name = "/".join(part for part in parts if part is not None)
             suffix = path.suffix.lower().removeprefix(".")
-            pictures.append(
+            images.append(
                 SourceFile(str(path), name, suffix, stat.st_size, stat.st_mtime_ns, row.split)
             )
         if missing:
-            raise SourceError(_missing(shown, missing, places))
-    if not pictures:
+            raise SourceError(_missing(shown, missing, folders))
+    if not images:
         raise SourceError(f"{escape_text(tables[0].path)} has no rows below its header.")
-    return pictures
+    return images
 
 
-def _missing(table: str, missing: Sequence[str], places: "_Places") -> str:
+def _missing(table: str, missing: Sequence[str], folders: "_ImageFolders") -> str:
     more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
     named = f"{len(missing):,} rows name" if len(missing) > 1 else "a row names"
     file = "files that do" if len(missing) > 1 else "a file that does"
     return (
         f"{table}: {named} {file} not exist: {', '.join(missing[:_SHOWN])}{more}. Looked in "
-        f"{escape_text(str(places.folder))} and the folders in it. Correct or remove these rows; "
+        f"{escape_text(str(folders.folder))} and the folders in it. Correct or remove these rows; "
         "names need their suffix, such as .jpg."
     )
 
 
-class _Places:
+class _ImageFolders:
     """Folders in which the pictures of a table may lie."""
 
     def __init__(self, folder: Path) -> None:

@@ -21,7 +21,7 @@ from shardyard.config.split_names import KEYWORDS, NamedSplit, split_in, validat
 from shardyard.data.byte_ranges import SourceFile, escape_text
 from shardyard.data.images.digits import DIGITS_FILE
 from shardyard.data.images.imagenet import as_class_folders, expand_tar, is_imagenet
-from shardyard.data.images.label_tables import TABLES, pictures_of_tables
+from shardyard.data.images.label_tables import TABLES, images_in_tables
 from shardyard.data.images.tar import InTar
 from shardyard.data.stores.base import find_all
 from shardyard.errors import RequestError
@@ -236,7 +236,7 @@ def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
     is_chosen = setting == EVAL_SOURCE
     if files and all(file.format in TABLES for file in files):
         images = data.images
-        files = pictures_of_tables(files, image_key=images.image_key, label_key=images.label_key)
+        files = images_in_tables(files, image_key=images.image_key, label_key=images.label_key)
         listing = _split_by_name("folders", files, source, is_chosen=is_chosen)
         return replace(listing, from_tables=True)
     if is_imagenet(files, source):
