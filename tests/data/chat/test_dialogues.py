@@ -140,7 +140,7 @@ def test_a_mapped_key_that_is_not_there_is_told_with_the_keys_of_the_row() -> No
 
 
 def test_texts_of_other_keys_are_told_how_to_be_mapped() -> None:
-    why = r"of no known shape.*data\.keys=\{prompt: frage, completion: antwort\}"
+    why = r"of no known shape.*data\.keys\.prompt=frage data\.keys\.completion=antwort"
     with pytest.raises(SourceError, match=why):
         dialogue_text({"frage": "a?", "antwort": "b."}, "x:1")
 

@@ -157,8 +157,9 @@ def test_a_solution_that_says_two_classes_is_named(tmp_path: Path) -> None:
 
 
 def test_what_must_be_there_of_imagenet_is_not_asked_of_others(tmp_path: Path) -> None:
-    (tmp_path / "cats").mkdir()
-    (tmp_path / "cats/1.jpg").write_bytes(b"")
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"")
     with pytest.raises(RequestError, match=r"data.images.complete=False says which pictures of"):
         _list(tmp_path)
     assert _list(tmp_path, complete=None).kind == "folders"

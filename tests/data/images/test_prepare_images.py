@@ -90,13 +90,13 @@ def test_splits_of_pictures_have_the_names_that_those_of_text_have(
 
 
 def test_eval_source_names_pictures_to_validate_on(tmp_path: Path) -> None:
-    class_folders(tmp_path / "a", {"ant": range(4)}, below="train")
-    source = class_folders(tmp_path / "a", {"ant": range(4, 6)}, below="val")
-    others = class_folders(tmp_path / "b", {"ant": range(6, 9)})
+    class_folders(tmp_path / "a", {"ant": range(3), "bee": [3]}, below="train")
+    source = class_folders(tmp_path / "a", {"ant": [4], "bee": [5]}, below="val")
+    others = class_folders(tmp_path / "b", {"ant": range(6, 8), "bee": [8]})
     facts = run(source, tmp_path, eval_source=str(others))
     wanted = {"train": range(4), "eval": range(6, 9)}
     assert pictures_of(facts) == {
-        split: sorted(("ant", saved(noise(n))) for n in numbers)
+        split: sorted(("bee" if n in (3, 8) else "ant", saved(noise(n))) for n in numbers)
         for split, numbers in wanted.items()
     }
     assert (facts.validation_files, facts.left_out_files) == ("data.eval_source", "val/")
