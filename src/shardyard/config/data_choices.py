@@ -101,6 +101,12 @@ def chat_rows_of(keys: Collection[str]) -> list[str]:
 TEMPLATE_SUFFIX = ".jinja"
 """End of a ``data.chat_template`` that is a file."""
 
+
+def is_template_file(chat_template: str) -> bool:
+    """Whether data.chat_template is a file, and not the name of a known template."""
+    return chat_template.endswith(TEMPLATE_SUFFIX)
+
+
 CHAT_TEMPLATES: dict[str, str] = {
     # The markers become tokens where the tokenizer has them, else they are words that are learnt.
     "chatml": """\

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
-from shardyard.config.data_choices import TEMPLATE_SUFFIX
+from shardyard.config.data_choices import TEMPLATE_SUFFIX, is_template_file
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
@@ -30,11 +30,6 @@ from shardyard.errors import Problem, RecipeError
 def is_local_source(entry: str) -> bool:
     """Whether an entry of data.source is a path, and neither a name nor an address."""
     return not is_name(entry) and not is_remote(entry)
-
-
-def is_template_file(chat_template: str) -> bool:
-    """Whether data.chat_template is a file, and not the name of a known template."""
-    return chat_template.endswith(TEMPLATE_SUFFIX)
 
 
 def is_tokenizer_path(tokenizer: str) -> bool:

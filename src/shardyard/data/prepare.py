@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.config.data_choices import DATA_FORMATS, PLAIN_TEXT
+from shardyard.config.data_choices import DATA_FORMATS, PLAIN_TEXT, is_template_file
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
 from shardyard.config.model.vocabulary import check_tokens, vocabulary_in
-from shardyard.config.paths import is_template_file
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.rules.data import not_trained
 from shardyard.config.schema.data import Data

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shardyard.config.data_choices import CHAT_TEMPLATES
-from shardyard.config.paths import is_template_file
+from shardyard.config.data_choices import CHAT_TEMPLATES, is_template_file
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError, StorageError

@@ -18,9 +18,10 @@ from shardyard.config.data_choices import (
     DATA_FORMATS,
     SLOTS,
     TURN_KEYS,
+    is_template_file,
     slots_of,
 )
-from shardyard.config.paths import PATHS, is_template_file
+from shardyard.config.paths import PATHS
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
