@@ -90,9 +90,9 @@ def test_splits_of_pictures_have_the_names_that_those_of_text_have(
 
 
 def test_eval_source_names_pictures_to_validate_on(tmp_path: Path) -> None:
-    class_folders(tmp_path / "a", {"ant": range(3), "bee": [3]}, below="train")
-    source = class_folders(tmp_path / "a", {"ant": [4], "bee": [5]}, below="val")
-    others = class_folders(tmp_path / "b", {"ant": range(6, 8), "bee": [8]})
+    class_folders(tmp_path / "a", {"ant": range(3), "bee": range(3, 4)}, below="train")
+    source = class_folders(tmp_path / "a", {"ant": range(4, 5), "bee": range(5, 6)}, below="val")
+    others = class_folders(tmp_path / "b", {"ant": range(6, 8), "bee": range(8, 9)})
     facts = run(source, tmp_path, eval_source=str(others))
     wanted = {"train": range(4), "eval": range(6, 9)}
     assert pictures_of(facts) == {
