@@ -80,7 +80,7 @@ class DatasetMetadata:
     """Share of training pairs whose second text follows the first; None: the task has no pairs."""
     empty_classes: str | None = None
     """Class folders without a picture, which are no classes of the model, in words."""
-    broken_pictures: int = 0
+    broken_images: int = 0
     """Pictures left out by data.images.broken; left-out.txt in ``dir`` names them."""
     unvalidated_classes: str | None = None
     """Classes without validation pictures, in words."""

@@ -53,7 +53,7 @@ class TaskRow:
     is_causal: bool | None
     """Whether its models see only earlier tokens; None: it trains either kind."""
     labelled: Labelled | None = None
-    """What has a label in its data, which its models' head gives; None: the head predicts tokens.
+    """Unit of its data that has a label, which the head predicts; None: the head predicts tokens.
     """
     reads: Literal["text", "images"] = "text"
     """Kind of data in its samples."""

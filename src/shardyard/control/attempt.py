@@ -350,8 +350,8 @@ def _split_rows(name: str, metadata: DatasetMetadata) -> list[tuple[str, str]]:
         rows.append((f"true pairs{of}", f"{metadata.true_pairs:.1%} of the training pairs"))
     if metadata.empty_classes is not None:
         rows.append(("class folders without a picture", metadata.empty_classes))
-    if metadata.broken_pictures:
-        what = f"{metadata.broken_pictures:,} broken pictures, listed in left-out.txt"
+    if metadata.broken_images:
+        what = f"{metadata.broken_images:,} broken pictures, listed in left-out.txt"
         rows.append((f"left out{of}", what))
     if metadata.unvalidated_classes is not None:
         by_hash = metadata.validation_files is None

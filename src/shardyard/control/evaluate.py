@@ -17,7 +17,7 @@ BUILTIN_TASKS = ("shardyard_addition", "shardyard_facts", "shardyard_word_order"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What is evaluated, and how."""
+    """Tasks and texts to evaluate, and options."""
 
     tasks: Sequence[str] = ()
     """Task files, or names of tasks that come with Shardyard."""

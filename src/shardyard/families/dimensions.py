@@ -10,7 +10,7 @@ _IF_SET = (
 """Sizes of latent attention and of heads over labels: other models are written without them."""
 
 Labelled = Literal["samples", "tokens"]
-"""What has a label of its own: each sample, or each token."""
+"""Unit that has a label: each sample, or each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class ModelDimensions:
     judges_pairs: bool = False
     """Whether it has the head, too, that says if one text follows another."""
     label_head: Labelled | None = None
-    """What the head gives a label to; None: it predicts tokens."""
+    """Unit that the head gives a label to; None: it predicts tokens."""
     num_labels: int = 0
     """Outputs of the head over labels; 1: a number. 0: the head predicts tokens."""
     label_names: tuple[str, ...] = ()

@@ -194,7 +194,7 @@ class Family:
     label_head: LabelHead = LabelHead()
     """Heads over labels, one of which replaces the head (``families/registry.py``)."""
     labelled: Labelled | None = None
-    """What the head gives a label to; None: it predicts tokens."""
+    """Unit that the head gives a label to; None: it predicts tokens."""
 
     blocks: str
     """The list of transformer blocks."""

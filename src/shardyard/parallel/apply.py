@@ -128,7 +128,7 @@ def parallelize(
         router_weight=None if router is None else router.weight,
         statistics=() if router is None else (router.totals,),
         tokens_l=keys.computed_l,
-        held_l=keys.tokens_l,
+        local_l=keys.tokens_l,
         pipeline=pipeline,
     )
 
@@ -144,10 +144,10 @@ def set_sample_form(
     Returns:
         Indices in a sample of the tokens that this rank computes; None: all.
     """
-    computed_l, held_l = _own_tokens(recipe, mesh)
+    computed_l, local_l = _own_tokens(recipe, mesh)
     attention = _attention(recipe, mesh, shape, None)
     for each in forward_passes:
-        each.set_sample_form(attention, computed_l, held_l)
+        each.set_sample_form(attention, computed_l, local_l)
     return computed_l
 
 

@@ -29,8 +29,8 @@ class ParallelModel:
     """Counts of its modules next to the loss."""
     tokens_l: Tensor | None = None
     """Indices in a sample of the tokens of this rank; None: all."""
-    held_l: Tensor | None = None
-    """Those whose residual stream it holds between matrices; None: all."""
+    local_l: Tensor | None = None
+    """Tokens whose residual stream is on this rank between matrices; None: all."""
     pipeline: Pipeline | None = None
     """The way through the stages of the model; None: it is whole."""
 

@@ -36,7 +36,7 @@ class LabelLosses(LanguageModel):
         super().__init__(parts, mesh, device=device)
         config: Any = parts.model.config
         self._num_labels = int(config.num_labels)
-        self._held_l = None if parts.held_l is None else parts.held_l.cpu()
+        self._local_l = None if parts.local_l is None else parts.local_l.cpu()
 
     @abstractmethod
     def located(self, batch: MicroBatch) -> MicroBatch:
@@ -96,9 +96,9 @@ class SampleLabels(LabelLosses):
         reads_B, label_B = batch["reads"], batch["label"]
         columns_B, width = reads_B, batch["tokens"].shape[1]
         is_here_B = batch.samples_B >= 0
-        if self._held_l is not None:
-            width = len(self._held_l)
-            hits_Bl = reads_B[:, None] == self._held_l
+        if self._local_l is not None:
+            width = len(self._local_l)
+            hits_Bl = reads_B[:, None] == self._local_l
             is_here_B, columns_B = is_here_B & hits_Bl.any(dim=1), hits_Bl.int().argmax(dim=1)
         predicted_1B = (torch.arange(len(reads_B)) * width + columns_B)[None]
         if self._is_regression:
@@ -175,7 +175,7 @@ class TokenLabels(LabelLosses):
         if "own_targets" in batch.fields:
             return batch
         targets_BL = batch["targets"]
-        own = targets_BL if self._held_l is None else targets_BL[:, self._held_l]
+        own = targets_BL if self._local_l is None else targets_BL[:, self._local_l]
         return batch.with_fields(own_targets=own.contiguous())
 
     def losses(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -217,10 +217,10 @@ class TokenLabels(LabelLosses):
         guesses_BL = torch.zeros_like(targets_BL)
         if outputs is not None:
             own_Bl = outputs.argmax(dim=-1)
-            if self._held_l is None:
+            if self._local_l is None:
                 guesses_BL = own_Bl
             else:
-                guesses_BL[:, self._held_l.to(own_Bl.device)] = own_Bl
+                guesses_BL[:, self._local_l.to(own_Bl.device)] = own_Bl
         for axis in ("tp", "cp"):
             if getattr(self._mesh.layout, axis) > 1:
                 dist.all_reduce(guesses_BL, group=self._mesh.group(axis))

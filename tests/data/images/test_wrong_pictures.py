@@ -53,12 +53,12 @@ def test_there_are_at_least_thirty_kinds() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_broken_pictures_are_left_out_and_listed_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_broken_images_are_left_out_and_listed_where_that_is_asked_for(tmp_path: Path) -> None:
     (wrong,) = (each for each in BROKEN if each.name == "a picture that is cut off")
     recipe = recipe_of(Wrong("", wrong.make, None, {"broken": "leave_out"}), tmp_path)
     facts = prepare_images(recipe, model_dir=None, progress=lambda *_: None)
     assert (facts.train_samples or 0) + (facts.eval_samples or 0) == 20
-    assert facts.broken_pictures == 1
+    assert facts.broken_images == 1
     assert re.search(r"a/bee/odd\.jpg is damaged", (Path(facts.dir) / "left-out.txt").read_text())
 
 

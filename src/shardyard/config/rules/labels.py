@@ -12,7 +12,7 @@ from shardyard.errors import Problem
 _COLUMNS = {"samples": ("text", "text_pair", "label"), "tokens": ("tokens", "ner_tags")}
 """Columns that ``data.keys`` maps others to, by what has a label (``data/labels/rows.py``)."""
 
-_UNREAD: Mapping[str, tuple[str, ...]] = {
+_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "data": ("mixture", "module", "bos", "attend_across_documents", "pack", "min_true_pairs"),
     "memory": ("loss_chunk",),
     "model": ("new_embeddings",),
@@ -60,7 +60,7 @@ def check_labels(recipe: Recipe) -> Iterable[Problem]:
         yield from _of_labels(recipe)
         return
     yield from _columns(recipe, _COLUMNS[row.labelled])
-    for section, keys in _UNREAD.items():
+    for section, keys in _WITHOUT_EFFECT.items():
         content = getattr(recipe, section)
         for key in sorted(content.model_fields_set & set(keys)):
             value = getattr(content, key)

@@ -87,7 +87,7 @@ def prepare_images(
     metadata = replace(
         read_metadata(folder),
         unvalidated_classes=first_names(manifest.get("unvalidated", ())),
-        broken_pictures=manifest.get("left_out", 0),
+        broken_images=manifest.get("left_out", 0),
     )
     return listing.with_file_lists(metadata)
 

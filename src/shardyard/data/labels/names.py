@@ -18,7 +18,7 @@ SETTING = "data.labels"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelNames:
-    """How the labels of a dataset become numbers."""
+    """Numbers of the labels of a dataset."""
 
     names: tuple[str, ...]
     """Names by number; none: labels are numbers to predict (regression)."""

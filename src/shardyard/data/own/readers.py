@@ -237,7 +237,7 @@ class _Request(NamedTuple):
     memory: int | None = None
     """Number of the memory to which they are written; None: they are sent back."""
     rows: int = 0
-    """Of the memory."""
+    """Number of rows of that memory."""
 
 
 def _end(pipes: Sequence[Connection]) -> None:
