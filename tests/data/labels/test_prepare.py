@@ -27,7 +27,7 @@ def _prepare(folder: Path, rows: str, name: str = "train.csv", **sections: Any) 
     }  # fmt: skip
     recipe = Recipe.model_validate(
         {
-            "model": {"preset": "bert-tiny"},
+            "model": sections.pop("model", {"preset": "bert-tiny"}),
             "task": {"name": "sequence_classification", **sections.pop("task", {})},
             "data": data,
         }
@@ -147,6 +147,16 @@ def test_labels_that_contradict_the_recipe_are_rejected(
 ) -> None:
     with pytest.raises(RequestError, match=says):
         _prepare(tmp_path, _table(labels), **sections)
+
+
+def test_a_row_without_tokens_is_rejected(tmp_path: Path) -> None:
+    rows = "".join(
+        json.dumps({"text": text, "label": n % 2}) + "\n"
+        for n, text in enumerate(["a film", "long shots", "", "quiet scenes"] * 3)
+    )
+    causal = {"tokenizer_kind": "bpe", "vocab_size": 300}
+    with pytest.raises(RequestError, match="label 0 has no tokens: its text is empty"):
+        _prepare(tmp_path, rows, "rows.jsonl", data=causal, model={"preset": "llama-tiny"})
 
 
 def test_text_without_columns_is_rejected(tmp_path: Path) -> None:

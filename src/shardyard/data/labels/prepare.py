@@ -103,7 +103,7 @@ def prepare_labelled(
 
 
 def read_labelled_metadata(folder: Path) -> DatasetMetadata:
-    """Return the facts of prepared rows; compares all file sizes with the manifest.
+    """Return metadata of prepared rows; compares all file sizes with the manifest.
 
     Raises:
         DataError: The dataset is missing or incomplete, or a file has another size.
@@ -195,12 +195,12 @@ class _Table:
             yield from row.texts
 
     def rows(self, activity: str) -> Iterator[tuple[str, LabelledRow]]:
-        """Each row behind its split, in the order of the files."""
+        """Yield each row with its split, in the order of the files."""
         for split, text in self._sections(activity):
             yield split, parse_row(text)
 
     def divide(self) -> None:
-        """Settle which rows are validated on where their hashes leave a split empty."""
+        """Choose a row for a split that the hashes of rows leave empty."""
         hashes = {hash_of(text) for _, text in self._sections("dividing rows")}
         if not hashes:
             raise SourceError("data.source: its files hold no rows. Give files with rows.")
@@ -307,7 +307,7 @@ class _Encode:
         """Return the samples of a split: tokens, segments and label.
 
         Raises:
-            RequestError: A row is too long, and ``data.too_long`` rejects that.
+            RequestError: A row is too long, and ``data.too_long`` rejects that, or has no tokens.
         """
         self.tokens = self.too_long = longest = 0
         rows = (row for each, row in self._table.rows(f"tokenizing {split}") if each == split)
@@ -320,9 +320,13 @@ class _Encode:
                     encoding = self._cut(row)
                 elif is_long:
                     continue
-                if encoding.ids:
-                    self.tokens += len(encoding.ids)
-                    yield self._fields(row, encoding)
+                if not encoding.ids:
+                    raise RequestError(
+                        f"data.source: a row with label {row.label!r} has no tokens: its text is "
+                        "empty, and the tokenizer adds none. Take such rows out."
+                    )
+                self.tokens += len(encoding.ids)
+                yield self._fields(row, encoding)
         if self.too_long and self._data.too_long == "refuse":
             raise RequestError(
                 f"{self.too_long:,} rows of the {split} split have more tokens than data.seq_len="
