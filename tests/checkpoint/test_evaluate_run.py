@@ -41,13 +41,13 @@ def test_a_run_scores_as_its_export(
     assert not list(run_dir.path.glob(".evaluate-*")), "the exported weights are removed"
 
 
+@pytest.mark.parametrize("shape", [{"model_type": "bert"}, {"label_head": "samples"}])
 def test_a_run_of_another_task_is_rejected(
-    run_dir: RunDir,
-    capsys: Captured,
+    shape: dict[str, str], run_dir: RunDir, capsys: Captured
 ) -> None:
     file = run_dir.resolved(1)
     content = json.loads(file.read_text())
-    content["shape"]["model_type"] = "bert"
+    content["shape"] |= shape
     file.write_text(json.dumps(content))
     code = main(["--run", str(run_dir.path)])
     answer = json.loads(capsys.readouterr().out)

@@ -86,6 +86,13 @@ def test_small_batches_and_short_contexts(tmp_path: Path) -> None:
         evaluated(folder, "--task", task, "--context", "97")
 
 
+def test_a_text_without_words_is_rejected(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", begins=False)
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(RequestError, match=r"empty\.jsonl has no text.*Give another"):
+        evaluated(folder, "--text", str(tmp_path / "empty.jsonl"))
+
+
 @pytest.mark.heavy
 def test_tasks_that_come_with_shardyard_can_be_scored(tmp_path: Path) -> None:
     assert tuple(builtin_tasks()) == BUILTIN_TASKS

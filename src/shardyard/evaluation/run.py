@@ -107,6 +107,8 @@ class _Requests:
         return scored
 
     def add_texts(self, name: str, texts: Sequence[str], task: EvalTask | None = None) -> _Scored:
+        if not any(texts):
+            raise RequestError(f"{name} has no text, so there is nothing to predict. Give another.")
         scored = _Scored(task=task, name=name, texts=texts)
         scored.indices.extend(self._add(self._make.windows(each)) for each in texts)
         return scored
@@ -329,7 +331,8 @@ def _resolved(run_dir: RunDir) -> Resolved:
             f"{run_dir.path} has no attempt whose resolved.json can be read, so its model is not "
             "known. Export it where it was trained, and evaluate the folder."
         )
-    if resolved.shape is None or not resolved.shape.is_causal:
+    shape = resolved.shape
+    if shape is None or not shape.is_causal or shape.label_head is not None:
         raise RequestError(
             f"run {run_dir.run_id} trains task.name={resolved.recipe.task.name}, which is no "
             "causal language model: it cannot score or continue text. Its validation metrics are "

@@ -38,10 +38,10 @@ class Work:
     batch_tokens: int
     processes: int
     continuations: dict[int, Continuation]
-    """Place among all requests -> request."""
+    """Index among all requests -> request."""
     generations: dict[int, TextGeneration]
     batches: list[list[int]]
-    """Places of requests; process r answers each batch n for which n % processes = r."""
+    """Indices of requests; process r answers each batch n for which n % processes = r."""
 
     def request(self, index: int) -> TokenRequest:
         found = self.continuations.get(index)
