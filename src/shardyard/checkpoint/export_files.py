@@ -144,14 +144,18 @@ def write_export_files(
 def _padding(folder: Path, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the token that pads, by which transformers finds the last token of a sample.
 
-    Without one in config.json it rejects batches. The end of a text, which no sample has, will do.
+    Without one in config.json it rejects batches. It must not be the token that ends a sample.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        last = tokenizer.convert_ids_to_tokens(tokenizer("a").input_ids[-1:])
+        named = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
+        tokenizer.pad_token = next((each for each in named if each and each not in last), None)
         tokenizer.save_pretrained(folder)
     known = None if config is None else config.get("pad_token_id")
-    return {} if known is not None else {"pad_token_id": tokenizer.pad_token_id}
+    if known is not None or tokenizer.pad_token_id is None:
+        return {}
+    return {"pad_token_id": tokenizer.pad_token_id}
 
 
 def _name_no_code(files: Iterable[Path]) -> None:
