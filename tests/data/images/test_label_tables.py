@@ -100,6 +100,14 @@ def test_a_picture_in_two_folders_is_an_error(tmp_path: Path) -> None:
         run(source, tmp_path)
 
 
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    rows = lines(**dict.fromkeys(ROWS, "cat"))
+    with pytest.raises(RequestError, match=r"all its rows have the class cat.*images.label_key"):
+        run(table(tmp_path / "a", rows), tmp_path)
+    with pytest.raises(RequestError, match=r"data.images.complete=False says which pictures"):
+        run(table(tmp_path / "b", lines()), tmp_path, {"complete": False})
+
+
 def test_a_folder_of_all_pictures_is_no_class(tmp_path: Path) -> None:
     source = table(tmp_path / "a", lines())
     with pytest.raises(RequestError, match=rf"one class folder, images.*data\.source={source}"):

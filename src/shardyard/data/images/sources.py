@@ -234,11 +234,6 @@ def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
             by_path.setdefault(each.path, file)
     files, source = expand_tar([*by_path.values()]), f"{setting}={sources!r}"
     is_chosen = setting == EVAL_SOURCE
-    if files and all(file.format in TABLES for file in files):
-        images = data.images
-        files = images_in_tables(files, image_key=images.image_key, label_key=images.label_key)
-        listing = _split_by_name("folders", files, source, is_chosen=is_chosen)
-        return replace(listing, from_tables=True)
     if is_imagenet(files, source):
         files = as_class_folders(files, source, complete=data.images.complete)
     elif not data.images.complete and not is_chosen:
@@ -246,6 +241,17 @@ def _list(recipe: Recipe, sources: Sources, setting: str) -> Listing:
             f"data.images.complete={data.images.complete} says which pictures of ImageNet must be "
             f"there, and {source} is not its tree ILSVRC. Leave it out."
         )
+    if files and all(file.format in TABLES for file in files):
+        images = data.images
+        files = images_in_tables(files, image_key=images.image_key, label_key=images.label_key)
+        listing = _split_by_name("folders", files, source, is_chosen=is_chosen)
+        classes = {listing.class_of(file) for file in listing.files}
+        if len(classes) == 1 and not is_chosen:
+            raise RequestError(
+                f"{source}: all its rows have the class {escape_text(classes.pop())}, so there is "
+                f"no other class to learn. Set data.images.label_key to the column of the classes."
+            )
+        return replace(listing, from_tables=True)
     kind = _common_kind(files, source)
     if kind == "folders" and has_pattern:
         raise RequestError(
