@@ -16,6 +16,7 @@ from shardyard.launchers.base import JobState, JobStatus, SchedulerJob
 from shardyard.launchers.ledger import Ledger, Submission
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import shardyard
+from tests.processor_time import REFERENCE, processor_s
 
 
 def make_run(
@@ -108,7 +109,7 @@ def test_a_launcher_that_fails_or_hangs_does_not_keep_the_list(
 
 
 @pytest.mark.heavy
-def test_a_thousand_launched_runs_are_listed_in_two_seconds(
+def test_a_thousand_launched_runs_are_listed_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each with 2,000 steps and 100 checkpoints; half of them with a job that may still run."""
@@ -129,7 +130,7 @@ def test_a_thousand_launched_runs_are_listed_in_two_seconds(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1001
     assert sum("fake: running" in line for line in lines) == 500
-    assert took_s < 2
+    assert took_s < 10 * processor_s(REFERENCE, tmp_path)
 
 
 class Finds(FakeLauncher):

@@ -96,7 +96,7 @@ def test_every_search_takes_time_that_grows_with_the_text() -> None:
     marks = {mark for _, mark, _ in SHAPES}
     starts = [*marks, "eyJ-", "a://b:", "://", "?sig=", "password=", "bearer ", "A" * 39 + "+", "-"]
     for unit in starts:
-        for text in (unit * (100_000 // len(unit)), unit + "a" * 100_000, unit + "a-" * 50_000):
+        for text in (unit * (30_000 // len(unit)), unit + "a" * 30_000, unit + "a-" * 15_000):
             begun = time.process_time()
             find_credential(text)
             assert time.process_time() - begun < 1, unit

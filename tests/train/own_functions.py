@@ -84,7 +84,7 @@ def fails_at_steps(kind: str, values: dict[str, Any]) -> None:
 
 
 def slow(kind: str, values: dict[str, Any]) -> None:  # noqa: ARG001
-    time.sleep(1.0)
+    time.sleep(3.0)
 
 
 def one_argument(kind: str) -> None:

@@ -68,7 +68,7 @@ def test_a_slow_callback_holds_no_step_and_what_is_left_out_is_counted(
     for step in range(1, 20):
         calls.write({"step": step})
     calls.close()
-    assert time.monotonic() - began < 0.25, "a callback that does not return holds nothing"
+    assert time.monotonic() - began < 2.0, "a callback that does not return holds nothing"
     (reason,) = _reasons(tmp_path / "events.jsonl")
     assert reason.startswith("calls dropped: 19, because they took longer than the steps.")
 
