@@ -511,6 +511,8 @@ def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
         return "none", "task.loss gets all outputs of a batch"
     if task_row(recipe.task.name).labelled is not None:
         return "none", "logits of labels take little"
+    if task_row(recipe.task.name).compares_answers:
+        return "none", "the loss of a pair is of the sums over both answers"
     if waits_for_logits(recipe.parallel.schedule, pp=recipe.parallel.pp):
         return "none", "with gpipe a gradient of the head would wait for each micro-batch"
     if recipe.precision.compute == "auto":

@@ -58,6 +58,12 @@ DATA_FORMATS: dict[str, DataFormat] = {
         options=("loss_on",),
         ignores=("text_key", "bos"),
     ),
+    "preference": DataFormat(
+        encoder="shardyard.data.preference.encode:AnswerPair",
+        whole_row="shardyard.data.preference.rows:pair_text",
+        settings=("keys", "chat_template", "max_rejected"),
+        ignores=("text_key", "bos"),
+    ),
 }
 """``data.format`` -> its row."""
 
@@ -83,6 +89,9 @@ CHAT_KEYS = (
     "question", "answer", "response", "context", "system", "tools",
 )  # fmt: skip
 """Keys of a row that data.keys maps others to."""
+
+PREFERENCE_KEYS = ("chosen", "rejected")
+"""Keys of the two answers of a pair."""
 
 TURN_KEYS = ("role", "content", "from", "value")
 """Keys of a message or turn that data.keys maps others to."""

@@ -259,6 +259,10 @@ _SAME = {
     "gradient_clip_val": "optim.grad_clip",
     "max_norm": "optim.grad_clip",
     "label_smoothing_factor": "task.label_smoothing",
+    "pref_loss": "task.loss_type",
+    "pref_beta": "task.beta",
+    "rl_beta": "task.beta",
+    "dpo_beta": "task.beta",
     "smoothing": "task.label_smoothing",
     "steps": "run.steps",
     "train_steps": "run.steps",
@@ -459,7 +463,10 @@ _CHAT = "Fine-tune on chat data with data.format=chat (docs/chat.md)."
 _RESUME = "`shardyard resume RUN` continues a run at its newest checkpoint (docs/verbs/resume.md)."
 _EXPORT = "`shardyard export RUN --to FOLDER` writes a Hugging Face folder (docs/verbs/export.md)."
 _IMPORT = "`shardyard import FILE` makes a recipe of it (docs/verbs/import.md)."
-_PREFERENCES = "Training on preferences or rewards is not supported. " + _CHAT
+_PREFERENCES = (
+    "Pairs of answers train with task.name=preference data.format=preference (docs/preference.md); "
+    "training on rewards is not supported."
+)
 
 _WORDS = {
     **dict.fromkeys(("sft", "instruct", "instruction_tuning", "chat"), _CHAT),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import task_row
 from shardyard.config.validate import to_plain
 from shardyard.errors import Problem
 
@@ -43,6 +44,10 @@ def check_phases(recipe: Recipe) -> Iterable[Problem]:
     """Find settings in a list of phases that no phase can have."""
     if not recipe.phases:
         return
+    if task_row(recipe.task.name).compares_answers:
+        text = "are not supported with pairs of answers, whose reference is the model as the run "
+        text += "begins. Train each by a run of its own, with run.from."
+        yield Problem("phases", text)
     given = [_settings(to_plain(phase)) for phase in recipe.phases]
     for number, settings in enumerate(given, 1):
         for name in settings:

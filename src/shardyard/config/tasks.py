@@ -73,6 +73,8 @@ class TaskRow:
     """Whether ``precision.reduce=exact`` has been held to it."""
     accepts_own_loss: bool = False
     """Whether ``task.loss`` and ``task.metrics`` get the outputs of its models."""
+    compares_answers: bool = False
+    """Whether its data has pairs of answers, of which one is preferred."""
     reads_items: bool = False
     """Whether training reads items of ``data.module`` by number; else the module gives text."""
     settings: "type[Section] | None" = None
@@ -163,6 +165,22 @@ TASKS: dict[str, TaskRow] = {
         labelled="tokens",
         data_formats=("by_suffix",),
     ),
+    "preference": TaskRow(
+        code="shardyard.tasks.preference:Preference",
+        prepare=_TEXT,
+        metrics={
+            "loss": Metric(),
+            "accuracy": _BETTER_HIGHER,
+            "margin": _BETTER_HIGHER,
+            "chosen_reward": _BETTER_HIGHER,
+            "rejected_reward": Metric(is_of_logits=True),
+        },
+        is_causal=True,
+        data_formats=("preference",),
+        continues_text=True,
+        reads_learnt=True,
+        compares_answers=True,
+    ),
     "image_classification": TaskRow(
         code="shardyard.tasks.images:ImageClassification",
         prepare="shardyard.data.images.prepare:prepare_images",
@@ -236,6 +254,8 @@ def unit_of(task: str) -> Literal["token", "image"]:
 def loss_unit_of(task: str) -> str:
     """Return the unit of a task's losses, in words."""
     row = TASKS.get(task)
+    if row is not None and row.compares_answers:
+        return "mean over pairs"
     is_of_labels = row is not None and row.labelled is not None
     return "mean over labels" if is_of_labels else f"nats per {unit_of(task)}"
 
@@ -253,7 +273,9 @@ def imported(import_path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-NOT_BUILT = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
+PREFERENCE_LOSSES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo"}
+"""Other trainers' names for losses of preferences -> ``task.loss_type``."""
+NOT_BUILT = ("kto", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
 """Other trainers' names for tasks that are not built here."""
 
 
@@ -266,11 +288,16 @@ def task_row(name: str) -> TaskRow:
     ours = TASKS.get(name)
     if ours is not None:
         return ours
+    if name in PREFERENCE_LOSSES and plug_in_named("tasks", name) is None:
+        raise RequestError(
+            f"that is a loss of pairs of answers. Use task.name=preference task.loss_type="
+            f"{PREFERENCE_LOSSES[name]} (docs/preference.md)."
+        )
     if name in NOT_BUILT and plug_in_named("tasks", name) is None:
         raise RequestError(
-            "tuning by preferences or rewards is not built. Train on the answers that were "
-            "preferred (task.name=causal_lm), or give what `shardyard export` writes to a tool for "
-            "it, such as TRL."
+            "tuning by rewards, or by other preferences than pairs, is not built. With pairs of "
+            "answers use task.name=preference (docs/preference.md); else give what `shardyard "
+            "export` writes to a tool for it, such as TRL."
         )
     row: TaskRow = load_entry_point("tasks", name, builtin=TASKS, validate=_validate_row)
     return row

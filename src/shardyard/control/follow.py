@@ -34,6 +34,8 @@ _PHASES = {
     "attempt_started": "loading",
     "rendezvous": "loading",
     "data_ready": "building the model",
+    "reference_started": "the reference's log-probabilities",
+    "reference_ready": "building the model",
     "model_ready": "first step",
     "checkpoint_loaded": "first step",
     "snapshot_restored": "first step",

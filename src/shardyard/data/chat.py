@@ -325,6 +325,20 @@ def _contains_text(text: str, content: str) -> bool:
     return "".join(content.split()) in "".join(text.split())
 
 
+def parsed_row(section: TextSection) -> Any:
+    """The JSON of a row of messages.
+
+    Raises:
+        SourceError: It holds characters that are used here.
+    """
+    if RESERVED.search(section.text):
+        raise SourceError(
+            f"{section.location}: a character above U+0FFFFF, which is private use; Shardyard "
+            "uses these to separate texts. Take the row out."
+        )
+    return parse_json(section.text)
+
+
 class Dialogue:
     """Text of a chat template, of which the answers are learnt, or all of it."""
 
@@ -352,22 +366,23 @@ class Dialogue:
             RejectedRowError: The template rejects it, or does not show what is in it.
             SourceError: It holds characters that are used here.
         """
-        if RESERVED.search(section.text):
-            raise SourceError(
-                f"{section.location}: a character above U+0FFFFF, which is private use; Shardyard "
-                "uses these to separate texts. Take the row out."
-            )
-        dialogue = parse_json(section.text)
+        row = parsed_row(section)
+        return self.encode_messages(row["messages"], row.get("tools"), section.location)
+
+    def encode_messages(
+        self, messages: Sequence[Message], tools: Any, location: object
+    ) -> list[Encoded]:
+        """One dialogue; raises ``RejectedRowError`` as ``encode``."""
         messages = [
             self._tokens.escape_special_tokens(message, is_answer=message["role"] == "assistant")
-            for message in dialogue["messages"]
+            for message in messages
         ]
-        tools = self._tokens.escape_special_tokens(dialogue.get("tools"), is_answer=False)
+        tools = self._tokens.escape_special_tokens(tools, is_answer=False)
         try:
             scripts = self._finder.supervised_texts(messages, tools)
         except RenderError as error:
             reason = f"the chat template does not render this dialogue: {error}."
-            raise RejectedRowError(reason, section.location) from error
+            raise RejectedRowError(reason, location) from error
         return [self._encoded(script) for script in scripts]
 
     def _encoded(self, script: SupervisedText) -> Encoded:

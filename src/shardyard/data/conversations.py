@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardyard.config.data_choices import chat_rows_of
+from shardyard.config.data_choices import PREFERENCE_KEYS, chat_rows_of
 from shardyard.data.byte_ranges import escape_text
 from shardyard.data.readers.columns import check_surrogates, kind_of, some_keys
 from shardyard.errors import SourceError
@@ -28,8 +28,6 @@ _KEPT = ("role", "content", *REASONING, "name", "tool_calls", "tool_call_id", "w
 """Keys of a message that are kept; others (ids, times, votes) are of no use to a model."""
 
 _OTHER_TRAINING = {
-    "chosen": "preference tuning (an answer that is better and one that is worse)",
-    "rejected": "preference tuning (an answer that is better and one that is worse)",
     "label": "preference tuning (answers that are good or bad)",
     "images": "training on pictures",
     "videos": "training on videos",
@@ -46,7 +44,7 @@ Row = Mapping[str, Any]
 Messages = list[dict[str, Any]]
 
 
-class _RowError(Exception):
+class RowError(Exception):
     """Error in a row, and what to do, without its place."""
 
 
@@ -58,16 +56,16 @@ def dialogue_text(row: Any, location: object) -> str:
     """
     try:
         if not isinstance(row, dict):
-            raise _RowError(f"{kind_of(row)}, not an object. {_FORMS}")
+            raise RowError(f"{kind_of(row)}, not an object. {_FORMS}")
         there = {key: value for key, value in row.items() if value is not None}
-        messages = [_checked(message) for message in _messages_of(there)]
+        messages = [checked_message(message) for message in _messages_of(there)]
         if not any(is_target(message) for message in messages):
-            raise _RowError("the dialogue has no answer to learn. Take the row out.")
+            raise RowError("the dialogue has no answer to learn. Take the row out.")
         dialogue: dict[str, Any] = {"messages": messages}
         if there.get("tools"):
             dialogue["tools"] = there["tools"]
         text = json.dumps(dialogue, ensure_ascii=False, separators=(",", ":"))
-    except _RowError as error:
+    except RowError as error:
         raise SourceError(f"{location}: {error}") from error
     except (TypeError, ValueError) as error:
         raise SourceError(
@@ -91,15 +89,20 @@ def words_of(text: str) -> str:
 
 def _messages_of(row: Row) -> Messages:
     found = chat_rows_of(row)
+    if {*PREFERENCE_KEYS} & {*row}:
+        raise RowError(
+            f"it is a pair of answers ({' and '.join(PREFERENCE_KEYS)}). Set task.name=preference "
+            "data.format=preference (docs/preference.md), or take the row out."
+        )
     for key, training in _OTHER_TRAINING.items():
         if key in row and (key != "label" or isinstance(row[key], bool)) and row[key] != []:
-            raise _RowError(
+            raise RowError(
                 f"its key {key!r} is of {training}, which is not built. Take these rows out, or "
                 f"the key if it means something else."
             )
     if len(found) != 1:
         what = f"is of several shapes ({', '.join(found)})" if found else "is of no known shape"
-        raise _RowError(f"the row {what}; its keys: {some_keys(row)}. {_FORMS}{_mapping(row)}")
+        raise RowError(f"the row {what}; its keys: {some_keys(row)}. {_FORMS}{_mapping(row)}")
     return _READERS[found[0]](row)
 
 
@@ -118,47 +121,47 @@ def chat_rows_name(row: Any, location: object) -> str:
 
 
 def _of_messages(row: Row) -> Messages:
-    return _list_of_objects(row, "messages")
+    return list_of_objects(row, "messages")
 
 
 def _of_completion(row: Row) -> Messages:
     """Texts, or lists of messages of which only those of the completion are learnt."""
     if isinstance(row["prompt"], str):
-        answer = {"role": "assistant", "content": _text(row, "completion")}
-        return [*_system(row), {"role": "user", "content": row["prompt"]}, answer]
-    prompt = [{**message, "weight": 0} for message in _list_of_objects(row, "prompt")]
+        answer = {"role": "assistant", "content": text_under(row, "completion")}
+        return [*system_messages(row), {"role": "user", "content": row["prompt"]}, answer]
+    prompt = [{**message, "weight": 0} for message in list_of_objects(row, "prompt")]
     for message in prompt:
         if message.get("role") != "assistant":
             del message["weight"]
-    return [*_system(row), *prompt, *_list_of_objects(row, "completion")]
+    return [*system_messages(row), *prompt, *list_of_objects(row, "completion")]
 
 
 def _of_instruction(row: Row) -> Messages:
     if row.get("history"):
-        raise _RowError(
+        raise RowError(
             "its key 'history' holds earlier turns, which no two tools write alike. Write the row "
             "as messages."
         )
-    further = _text(row, "input") if "input" in row else ""
-    prompt = "\n\n".join(part for part in (_text(row, "instruction"), further) if part)
-    answer = {"role": "assistant", "content": _text(row, "output")}
-    return [*_system(row), {"role": "user", "content": prompt}, answer]
+    further = text_under(row, "input") if "input" in row else ""
+    prompt = "\n\n".join(part for part in (text_under(row, "instruction"), further) if part)
+    answer = {"role": "assistant", "content": text_under(row, "output")}
+    return [*system_messages(row), {"role": "user", "content": prompt}, answer]
 
 
 def _of_texts(prompt: str, reply: str) -> Callable[[Row], Messages]:
     """Two texts, and a context behind the first."""
 
     def messages_of(row: Row) -> Messages:
-        further = _text(row, "context") if "context" in row else ""
-        words = "\n\n".join(part for part in (_text(row, prompt), further) if part)
-        answer = {"role": "assistant", "content": _text(row, reply)}
-        return [*_system(row), {"role": "user", "content": words}, answer]
+        further = text_under(row, "context") if "context" in row else ""
+        words = "\n\n".join(part for part in (text_under(row, prompt), further) if part)
+        answer = {"role": "assistant", "content": text_under(row, reply)}
+        return [*system_messages(row), {"role": "user", "content": words}, answer]
 
     return messages_of
 
 
-def _of_conversations(row: Row) -> Messages:
-    turns = _list_of_objects(row, "conversations")
+def messages_of_turns(row: Row) -> Messages:
+    turns = list_of_objects(row, "conversations")
     if all("role" in turn and "from" not in turn for turn in turns):
         return turns
     messages: Messages = []
@@ -166,20 +169,20 @@ def _of_conversations(row: Row) -> Messages:
         speaker = turn.get("from")
         role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
         if role is None:
-            raise _RowError(
+            raise RowError(
                 f"turn {number} is from {_quoted(speaker)}; known are {', '.join(_SPEAKERS)}. "
                 "Write the row as messages, with tool calls as OpenAI has them, or take it out."
             )
         weight = {"weight": turn["weight"]} if turn.get("weight") is not None else {}
         messages.append({"role": role, "content": turn.get("value"), **weight})
-    return [*_system(row), *messages]
+    return [*system_messages(row), *messages]
 
 
 _READERS: Mapping[str, Callable[[Row], Messages]] = {
     "messages": _of_messages,
     "prompt and completion": _of_completion,
     "alpaca": _of_instruction,
-    "sharegpt": _of_conversations,
+    "sharegpt": messages_of_turns,
     "question and answer": _of_texts("question", "answer"),
     "prompt and response": _of_texts("prompt", "response"),
     "instruction and response": _of_texts("instruction", "response"),
@@ -194,45 +197,45 @@ _FORMS = (
 )
 
 
-def _system(row: Row) -> Messages:
-    return [{"role": "system", "content": _text(row, "system")}] if row.get("system") else []
+def system_messages(row: Row) -> Messages:
+    return [{"role": "system", "content": text_under(row, "system")}] if row.get("system") else []
 
 
-def _text(row: Row, key: str) -> str:
+def text_under(row: Row, key: str) -> str:
     if not isinstance(row[key], str):
-        raise _RowError(f"{key!r} holds {kind_of(row[key])}, not a string. Fix the row.")
+        raise RowError(f"{key!r} holds {kind_of(row[key])}, not a string. Fix the row.")
     text: str = row[key]
     return text
 
 
-def _list_of_objects(row: Row, key: str) -> Messages:
+def list_of_objects(row: Row, key: str) -> Messages:
     value = row[key]
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         found = "a JSON list" if isinstance(value, list) else kind_of(value)
-        raise _RowError(f"{key!r} holds {found}, not a list of objects. Fix the row.")
+        raise RowError(f"{key!r} holds {found}, not a list of objects. Fix the row.")
     return value
 
 
-def _checked(message: dict[str, Any]) -> dict[str, Any]:
+def checked_message(message: dict[str, Any]) -> dict[str, Any]:
     """A message with what a template may read, or why it is none."""
     if message.get("function_call") is not None:
-        raise _RowError(
+        raise RowError(
             "a message has a function_call, OpenAI's older form. Write it as tool_calls."
         )
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
     role = kept.get("role")
     if role not in ROLES:
-        raise _RowError(f"a message's role is {_quoted(role)}, not {', '.join(ROLES)}. Fix it.")
+        raise RowError(f"a message's role is {_quoted(role)}, not {', '.join(ROLES)}. Fix it.")
     if kept.get("weight", 1) not in (0, 1) or ("weight" in kept and role != "assistant"):
-        raise _RowError(
+        raise RowError(
             f"a message of {role} has weight {_quoted(kept['weight'])}: an answer's weight is 0 "
             "(not learnt) or 1; other messages have none. Fix it."
         )
     if "tool_calls" in kept:
-        kept["tool_calls"] = [_checked_call(call) for call in _list_of_objects(kept, "tool_calls")]
+        kept["tool_calls"] = [_checked_call(call) for call in list_of_objects(kept, "tool_calls")]
     content = _joined(kept.get("content", ""))
     if role == "assistant" and not content.strip() and not kept.get("tool_calls"):
-        raise _RowError("an answer is empty. Take it out, or the row.")
+        raise RowError("an answer is empty. Take it out, or the row.")
     if "content" in kept or not kept.get("tool_calls"):
         kept["content"] = content
     return kept
@@ -245,7 +248,7 @@ def _joined(content: Any) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise _RowError(
+        raise RowError(
             f"the content of a message is {kind_of(content)} with a part that is not text. "
             "Dialogues are learnt only as text: fix it, or take the row out."
         )
@@ -256,13 +259,13 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
     """A tool call; its arguments as an object, which templates expect, where OpenAI has text."""
     function = call.get("function", call)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _RowError("a tool call names no function. Fix it, or take the row out.")
+        raise RowError("a tool call names no function. Fix it, or take the row out.")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             parsed = parse_json(arguments)
         except (ValueError, RecursionError) as error:
-            raise _RowError(
+            raise RowError(
                 f"the arguments of a tool call are not JSON ({error}). Fix them."
             ) from error
         function = {**function, "arguments": parsed}

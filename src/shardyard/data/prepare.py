@@ -133,11 +133,15 @@ def prepare(
     _check_loss_share(metadata, data)
     _check_document_count(metadata, recipe)
     metadata = with_true_pairs(metadata, recipe)
-    if data.pack == "stream":
+    compares_answers = task_row(recipe.task.name).compares_answers
+    if data.pack == "stream" and not compares_answers:
         return metadata
     # Not above: it imports torch, which takes more seconds than a small corpus.
+    from shardyard.data.preference.samples import AnswerPairs
     from shardyard.data.samples import with_samples
 
+    if compares_answers:
+        return with_samples(metadata, data, AnswerPairs, columns=(LEARNT,))
     return with_samples(metadata, data)
 
 

@@ -9,7 +9,7 @@ order and lays them side by side. Shape suffixes in this file:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,9 @@ class Stream:
             own order, each sample once.
         """
         self.num_samples = samples.num_samples
-        self._samples = samples
+        self.samples = samples
         self._seed = seed
-        self._prepare = prepare
+        self.prepare = prepare
 
     def sample_indices(self, positions: Positions) -> Positions:
         """Return the indices of the split's samples at these positions of the stream."""
@@ -88,7 +88,7 @@ class Stream:
             DataError: A shard is damaged, or a token id is outside the vocabulary.
         """
         samples = self._read(self._keys(positions))
-        return collate(samples, positions, self._samples.padding(), size, self._prepare)
+        return collate(samples, positions, self.samples.padding(), size, self.prepare)
 
     def _keys(self, positions: range) -> list[SampleKey]:
         """Return the sample and the pass over the split, of each position."""
@@ -97,7 +97,7 @@ class Stream:
         return list(zip(indices, epochs, strict=True))
 
     def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
-        return [self._samples.sample(index, epoch) for index, epoch in keys]
+        return [self.samples.sample(index, epoch) for index, epoch in keys]
 
 
 def collate(
@@ -142,7 +142,8 @@ def stacked_batch(
 # Whole documents as samples: each holds as many as fit into it, and none goes on in another.
 #
 # Which ones is settled by their lengths alone, so it is the same wherever it is asked, and the
-# order of a run stays a permutation of samples. Shape suffix: L = tokens in a sample.
+# order of a run stays a permutation of samples. Shape suffixes: L = tokens in a sample, N = units,
+# U = documents of a unit.
 
 TooLong = Literal["refuse", "cut", "drop"]
 
@@ -183,6 +184,13 @@ class WholeDocuments:
     but the first belong to targets.
     """
 
+    setting: ClassVar[str] = "data.pack=whole"
+    """Setting that keeps documents whole, for messages."""
+    unit: ClassVar[str] = "document"
+    """Word for what stays together."""
+    unit_documents: ClassVar[int] = 1
+    """Documents that stay together, one after the other (U of a unit)."""
+
     def __init__(
         self,
         shards: TokenShards,
@@ -203,30 +211,45 @@ class WholeDocuments:
         shards.require_columns(columns)
         self._shards, self._seq_len, self._columns = shards, seq_len, columns
         starts = shards.document_starts
-        sizes = np.diff(np.append(starts, shards.num_tokens)) - 1
-        is_long = sizes > seq_len
-        self.num_too_long = int(is_long.sum())
-        """Documents that were cut or left out."""
+        sizes_NU = (np.diff(np.append(starts, shards.num_tokens)) - 1).reshape(
+            -1, self.unit_documents
+        )
+        total_N = sizes_NU.sum(axis=1)
+        is_long_N = total_N > seq_len
+        self.num_units = len(sizes_NU)
+        """Units of the split, with those that are left out."""
+        self.num_too_long = int(is_long_N.sum())
+        """Units that were cut or left out."""
         if self.num_too_long and too_long == "refuse":
-            longest = int(sizes.max())
+            longest = int(total_N.max())
             raise RequestError(
-                f"data.pack=whole: {self.num_too_long:,} of {len(sizes):,} documents of the "
+                f"{self.setting}: {self.num_too_long:,} of {self.num_units:,} {self.unit}s of the "
                 f"{shards.split} split do not fit into data.seq_len={seq_len}; the longest takes "
                 f"{longest:,}. Set data.seq_len={longest}, or data.too_long to cut or drop."
             )
-        is_taken = sizes > 0  # one of a single token predicts nothing
+        is_taken_N: npt.NDArray[np.bool_] = np.all(
+            sizes_NU > 0, axis=1
+        )  # one of a single token predicts nothing
         if too_long == "drop":
-            is_taken &= ~is_long
-        self._starts = starts[is_taken]
-        self._sizes = np.minimum(sizes[is_taken], seq_len)
-        samples = best_fit(self._sizes.tolist(), seq_len)
+            is_taken_N &= ~is_long_N
+        # the longer document of a unit is cut first
+        others_NU = total_N[:, None] - sizes_NU
+        room_NU = np.maximum(seq_len // self.unit_documents, seq_len - others_NU)
+        sizes_NU = np.minimum(sizes_NU, room_NU)
+        starts_NU = starts.reshape(-1, self.unit_documents)
+        for number in np.flatnonzero(is_long_N & is_taken_N):
+            is_taken_N[number] = self.still_teaches(starts_NU[number], sizes_NU[number])
+        self.numbers = np.flatnonzero(is_taken_N)
+        """Numbers in the split of the units that are taken."""
+        self._starts, self._sizes = starts_NU[is_taken_N], sizes_NU[is_taken_N]
+        samples = best_fit(self._sizes.sum(axis=1).tolist(), seq_len)
         self.num_samples = len(samples)
         if not samples:
             raise RequestError(
-                f"data.pack=whole: no document of the {shards.split} split in {shards.folder} is "
-                f"left of {len(sizes):,}. Give longer samples with data.seq_len, or more text."
+                f"{self.setting}: no {self.unit} of the {shards.split} split in {shards.folder} is "
+                f"left of {self.num_units:,}. Give longer samples with data.seq_len, or more text."
             )
-        self._documents = np.concatenate([np.array(each, dtype=np.int64) for each in samples])
+        self._units = np.concatenate([np.array(each, dtype=np.int64) for each in samples])
         self._first = np.cumsum([0, *map(len, samples)], dtype=np.int64)
 
     @property
@@ -234,11 +257,20 @@ class WholeDocuments:
         """Tokens that go through the model, padding left out."""
         return int(self._sizes.sum())
 
+    def still_teaches(self, starts_U: Tokens, sizes_U: Tokens) -> bool:  # noqa: ARG002
+        """Whether a unit that was cut to these sizes still has something to learn."""
+        return True
+
+    def units_of(self, index: int) -> Tokens:
+        """Return the units in sample ``index``, as indices of ``numbers``."""
+        return self._units[self._first[index] : self._first[index + 1]]
+
     def sample(self, index: int, epoch: int) -> Sample:  # noqa: ARG002 - the same in every one
         """The documents of sample ``index``, in the order of the split."""
         fields, at = self.padding().fields, 0
-        for document in self._documents[self._first[index] : self._first[index + 1]]:
-            start, size = int(self._starts[document]), int(self._sizes[document])
+        units = self.units_of(index)
+        documents = zip(self._starts[units].flat, self._sizes[units].flat, strict=True)
+        for start, size in ((int(start), int(size)) for start, size in documents):
             tokens = self._shards.read(start, start + size + 1)
             fields["tokens"][at : at + size] = tokens[:-1]
             fields["targets"][at : at + size] = tokens[1:]
@@ -261,7 +293,13 @@ class WholeDocuments:
         return Sample(fields, 0)
 
 
-def with_samples(metadata: DatasetMetadata, data: Data) -> DatasetMetadata:
+def with_samples(
+    metadata: DatasetMetadata,
+    data: Data,
+    kind: type[WholeDocuments] = WholeDocuments,
+    *,
+    columns: Sequence[str] = (),
+) -> DatasetMetadata:
     """Return the facts of prepared data with the samples that whole documents make.
 
     Raises:
@@ -269,8 +307,11 @@ def with_samples(metadata: DatasetMetadata, data: Data) -> DatasetMetadata:
     """
     assert isinstance(data.seq_len, int)  # checked
     sets = {
-        split: WholeDocuments(
-            TokenShards(Path(metadata.dir), split), seq_len=data.seq_len, too_long=data.too_long
+        split: kind(
+            TokenShards(Path(metadata.dir), split),
+            seq_len=data.seq_len,
+            too_long=data.too_long,
+            columns=columns,
         )
         for split, documents in (
             ("train", metadata.train_documents),

@@ -44,12 +44,21 @@ class VocabLoss:
             logits: (..., V), or this rank's (..., v).
             targets: Token ids (...) or ``IGNORED``.
         """
+        return self.scale.on(self.by_token(logits, targets).sum())
+
+    def by_token(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of each token in nats (...), fp32; 0 where none is predicted. Not scaled.
+
+        Args:
+            logits: (..., V), or this rank's (..., v).
+            targets: Token ids (...) or ``IGNORED``.
+        """
         if self.watch is not None:
             self.watch(logits, targets)
-        loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
+        loss_N: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
             logits.flatten(0, -2), targets.flatten(), self.group, self.first
         )
-        return self.scale.on(loss)
+        return loss_N.view(targets.shape)
 
     @torch.no_grad()
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -78,12 +87,12 @@ class VocabLoss:
             self.watch(logits_Nv, targets_N)
         dtype = logits_Nv.dtype
         with torch.no_grad():
-            loss, known = _sum(logits_Nv, targets_N, self.group, self.first)
+            loss_N, known = _losses(logits_Nv, targets_N, self.group, self.first)
             del logits_Nv
             weight_N = known.counts_N.float()
             if self.scale.factor is not None:  # before rounding to a format that needs it
                 weight_N *= self.scale.factor
-            return loss, _gradient(known, weight_N).to(dtype)
+            return loss_N.sum(), _gradient(known, weight_N).to(dtype)
 
 
 class _SavedForBackward(NamedTuple):
@@ -98,7 +107,7 @@ class _SavedForBackward(NamedTuple):
     """Whether a token has a target."""
 
 
-class _CrossEntropySum(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -107,10 +116,10 @@ class _CrossEntropySum(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         first: int,
     ) -> Tensor:
-        loss, known = _sum(logits_Nv, targets_N, group, first)
+        loss_N, known = _losses(logits_Nv, targets_N, group, first)
         ctx.save_for_backward(*known)
         ctx.dtype = logits_Nv.dtype
-        return loss
+        return loss_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -118,7 +127,7 @@ class _CrossEntropySum(torch.autograd.Function):
         return _gradient(known, known.counts_N * grads[0]).to(ctx.dtype), None, None, None
 
 
-def _sum(
+def _losses(
     logits_Nv: Tensor, targets_N: Tensor, group: dist.ProcessGroup | None, first: int
 ) -> tuple[Tensor, _SavedForBackward]:
     size = logits_Nv.shape[1]
@@ -139,8 +148,8 @@ def _sum(
         dist.all_reduce(sums_2N, group=group)
     counts_N = targets_N != IGNORED
     probability_Nv = exp_Nv.div_(sums_2N[0][:, None])
-    loss = ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
-    return loss, _SavedForBackward(probability_Nv, column_N, is_here_N, counts_N)
+    loss_N = (sums_2N[0].log() - sums_2N[1]) * counts_N
+    return loss_N, _SavedForBackward(probability_Nv, column_N, is_here_N, counts_N)
 
 
 def _gradient(saved: _SavedForBackward, weight_N: Tensor) -> Tensor:

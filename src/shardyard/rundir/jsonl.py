@@ -63,6 +63,8 @@ EVENT_KINDS = (
     "rendezvous",
     "phase_started",
     "data_ready",
+    "reference_started",
+    "reference_ready",
     "model_ready",
     "checkpoint_loaded",
     "snapshot_restored",

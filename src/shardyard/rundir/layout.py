@@ -136,6 +136,11 @@ class RunDir:
         return self.telemetry / f"node-{node_rank}.jsonl"
 
     @property
+    def reference(self) -> Path:
+        """Folder of the log-probabilities of pairs of answers under the reference model."""
+        return self.path / "reference"
+
+    @property
     def profiles(self) -> Path:
         """Folder with a folder a profile, by its first step."""
         return self.path / "profiles"

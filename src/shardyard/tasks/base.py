@@ -52,7 +52,7 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def compute(
-        model: ParallelModel, mesh: Mesh, *, device: torch.device
+        model: ParallelModel, mesh: Mesh, *, recipe: Recipe, device: torch.device
     ) -> Computation[MicroBatch]:
         """Return the computation of this task by a model of a known family."""
 

@@ -54,7 +54,11 @@ class BertPretraining(MaskedLM):
 
     @staticmethod
     def compute(
-        parts: ParallelModel, mesh: Mesh, *, device: torch.device
+        parts: ParallelModel,
+        mesh: Mesh,
+        *,
+        recipe: Recipe,  # noqa: ARG004
+        device: torch.device,
     ) -> "MaskedTokensWithPairs":
         """By the losses of hidden tokens and of pairs."""
         return MaskedTokensWithPairs(parts, mesh, device=device)

@@ -73,7 +73,7 @@ class ImageClassification(Task):
 
     @staticmethod
     def compute(
-        model: ParallelModel, mesh: Mesh, *, device: torch.device
+        model: ParallelModel, mesh: Mesh, *, recipe: Recipe, device: torch.device
     ) -> Computation[MicroBatch]:
         """Not asked: a network is sharded as a whole (``train/images.py``)."""
         raise NotImplementedError

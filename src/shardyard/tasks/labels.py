@@ -40,7 +40,13 @@ class SequenceClassification(LabelTask):
     """One label a sample."""
 
     @staticmethod
-    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LabelLosses:
+    def compute(
+        parts: ParallelModel,
+        mesh: Mesh,
+        *,
+        recipe: Recipe,  # noqa: ARG004
+        device: torch.device,
+    ) -> LabelLosses:
         """By the labels of samples."""
         return SampleLabels(parts, mesh, device=device)
 
@@ -56,7 +62,13 @@ class TokenClassification(LabelTask):
     """A label for each word."""
 
     @staticmethod
-    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LabelLosses:
+    def compute(
+        parts: ParallelModel,
+        mesh: Mesh,
+        *,
+        recipe: Recipe,  # noqa: ARG004
+        device: torch.device,
+    ) -> LabelLosses:
         """By the labels of tokens."""
         return TokenLabels(parts, mesh, device=device)
 

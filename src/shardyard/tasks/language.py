@@ -127,7 +127,13 @@ class LanguageTask(Task):
         return WithOnes(samples, missing) if missing else samples
 
     @staticmethod
-    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LanguageModel:
+    def compute(
+        parts: ParallelModel,
+        mesh: Mesh,
+        *,
+        recipe: Recipe,  # noqa: ARG004
+        device: torch.device,
+    ) -> LanguageModel:
         """By token losses."""
         return LanguageModel(parts, mesh, device=device)
 

@@ -153,7 +153,13 @@ class MaskedLM(LanguageTask):
         )  # fmt: skip
 
     @staticmethod
-    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> MaskedTokens:
+    def compute(
+        parts: ParallelModel,
+        mesh: Mesh,
+        *,
+        recipe: Recipe,  # noqa: ARG004
+        device: torch.device,
+    ) -> MaskedTokens:
         """By the losses of hidden tokens."""
         return MaskedTokens(parts, mesh, device=device)
 

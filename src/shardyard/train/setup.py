@@ -57,7 +57,7 @@ from shardyard.parallel.reproducible_sums import ExactGradients
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.base import Task, task_class
+from shardyard.tasks.base import Task, TaskData, task_class
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.loss_computation import Computation
 from shardyard.train.custom_model import build_custom
@@ -70,6 +70,7 @@ from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_code import changed_words, with_own_code
+from shardyard.train.reference import Reference
 from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import (
     Saved,
@@ -171,8 +172,11 @@ def set_up_phase(
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.state_tensors(), **buffers_of(task.model)}
     tensors = _saved_of(held, resolved)
+    reference = _open_reference(run_dir, context, TaskData(train_source, eval_source), saved)
     with hooks.heartbeat.during(WorkerPhase.RESTORE):
-        begin = _begin(context, saved, task, tensors, stepper, phase=phase)
+        begin = _begin(
+            context, saved, task, tensors, stepper, phase=phase, reference=reference, hooks=hooks
+        )
     if saved is None or phase > saved.progress.phase:
         stepper.begin()
     snapshots = _open_snapshots(run_dir, attempt, hooks, context, tensors, saved)
@@ -455,7 +459,7 @@ def build_sharded(
         add_adapters(model, shape, recipe.model.lora)
     family = shape.family
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy)
-    return task_class(recipe.task.name).compute(parts, mesh, device=device)
+    return task_class(recipe.task.name).compute(parts, mesh, recipe=recipe, device=device)
 
 
 def build_optimizer(
@@ -524,6 +528,21 @@ class _Begin:
     """Fields of the event that reports it."""
 
 
+def _open_reference(
+    run_dir: RunDir, context: ProcessContext, data: TaskData, saved: Saved | None
+) -> Reference | None:
+    """Return the reference of pairs of answers; None: the task has none. All ranks call it."""
+    resolved = context.resolved
+    recipe = resolved.recipe
+    if not task_row(recipe.task.name).compares_answers or recipe.task.loss_type == "orpo":
+        return None
+    passed_over = 0 if saved is None else from_earlier_step(
+        saved, resolved, devices=context.mesh.layout.world_size
+    ).passed_over  # fmt: skip
+    samples = resolved.samples + passed_over
+    return Reference(run_dir, resolved, data, samples=samples, group=context.control)
+
+
 def _phase_after(whole: Resolved, progress: Progress) -> int:
     """The phase to be trained from a checkpoint on: the next one where that is complete."""
     phases = whole.of_phases
@@ -534,24 +553,29 @@ def _phase_after(whole: Resolved, progress: Progress) -> int:
 def _begin(
     context: ProcessContext, saved: Saved | None, task: Task, tensors: dict[str, Tensor],
     stepper: Stepper,
-    *, phase: int,
+    *, phase: int, reference: Reference | None, hooks: Hooks,
 ) -> _Begin:  # fmt: skip
     """Fill the weights, from a checkpoint if there is one. All ranks call it.
 
-    No checkpoint holds the base of adapters, which does not change.
+    No checkpoint holds the base of adapters, which does not change. Values of the reference that
+    are missing are computed by the weights of the beginning.
     """
     started = time.monotonic()
     resolved = context.resolved
     has_adapters = resolved.recipe.model.lora.rank is not None
-    if resolved.shape is not None and (saved is None or has_adapters):  # else its maker has
+    begins = saved is None or not (reference is None or reference.is_complete)
+    if resolved.shape is not None and (begins or has_adapters):  # else its maker has
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
-        start = resolved.recipe.model.lora.path if saved is None else None
+        start = resolved.recipe.model.lora.path if begins else None
         adapters = None if start is None else Path(start)
         recipe = resolved.recipe
         fill_weights(
             task.model, folder=folder, seed=recipe.run.seed, family=resolved.shape.family,
             adapters=adapters, new_embeddings=recipe.model.new_embeddings,
         )  # fmt: skip
+    if reference is not None:
+        reference.complete(task, context.mesh, hooks)
+        reference.hand_over()
     if saved is None:
         return _Begin(progress=Progress(), loaded={})
     is_next = phase > saved.progress.phase

@@ -38,6 +38,7 @@ from shardyard.config.rules.own_code import check_own_code
 from shardyard.config.rules.pass_through import check_pass_through
 from shardyard.config.rules.plan_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.rules.precision import check_precision
+from shardyard.config.rules.preference import check_preference
 from shardyard.config.rules.reproducible import check_reproducible
 from shardyard.config.rules.tags import check_tags
 from shardyard.config.rules.timeouts import check_timeouts
@@ -528,6 +529,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     check_own_code,
     check_images,
     check_labels,
+    check_preference,
     check_lora,
     _secrets,
     check_environment,

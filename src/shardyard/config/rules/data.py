@@ -16,6 +16,7 @@ from shardyard.config.data_choices import (
     CHAT_KEYS,
     CHAT_TEMPLATES,
     DATA_FORMATS,
+    PREFERENCE_KEYS,
     SLOTS,
     TURN_KEYS,
     is_template_file,
@@ -256,7 +257,8 @@ def _added_tokens(recipe: Recipe) -> Iterable[Problem]:
 def _packing(recipe: Recipe) -> Iterable[Problem]:
     data = recipe.data
     if data.pack == "stream":
-        is_row = task_row(recipe.task.name).labelled is not None
+        row = task_row(recipe.task.name)
+        is_row = row.labelled is not None or row.compares_answers
         if data.too_long != Data().too_long and data.module is None and not is_row:
             text = f"={data.too_long}: windows of running text cut documents as they come. "
             yield Problem("data.too_long", f"{text}Set data.pack=whole, or leave it out.")
@@ -292,7 +294,8 @@ def not_trained(kind: str, tokenizer: str) -> str:
 
 
 def _mapped_keys(data: Data) -> Iterable[Problem]:
-    known = [*CHAT_KEYS, *TURN_KEYS]
+    further = PREFERENCE_KEYS if data.format == "preference" else ()
+    known = [*CHAT_KEYS, *further, *TURN_KEYS]
     for key, yours in (data.keys or {}).items():
         if key not in known:
             swapped = yours in known
@@ -314,9 +317,10 @@ def check_conversations(recipe: Recipe) -> Iterable[Problem]:
         text = f"={show(template)}: no such template is known. {hint} One of your own is a file: "
         text += "data.chat_template=FILE.jinja."
         yield Problem("data.chat_template", text)
+    if data.format in ("chat", "preference"):
+        yield from _mapped_keys(data)
     if data.format != "chat":
         return
-    yield from _mapped_keys(data)
     if not task_row(recipe.task.name).reads_learnt:
         text = f"=chat: {recipe.task.name} would learn all of a dialogue. Use task.name=causal_lm."
         yield Problem("data.format", text)

@@ -144,7 +144,7 @@ def _of_images(recipe: Recipe) -> Iterable[Problem]:
         if getattr(given, key) != getattr(Images(), key):
             text = f"={getattr(given, key)} is of images, and {task} reads text. Leave it out."
             yield Problem(f"data.images.{key}", text)
-    if recipe.task.label_smoothing:
+    if recipe.task.label_smoothing and not task_row(task).compares_answers:
         text = f"={recipe.task.label_smoothing} is of images, and {task} reads text. "
         yield Problem("task.label_smoothing", f"{text}Leave it out.")
     for key in _OF_NETWORKS:

@@ -179,8 +179,9 @@ class Data(Section):
 
     @property
     def attends_across(self) -> bool:
-        """Whether tokens attend to earlier documents: whole ones are each for itself."""
-        return self.attend_across_documents and self.pack == "stream"
+        """Whether tokens attend to earlier documents: whole ones and pairs are each for itself."""
+        is_running = self.pack == "stream" and self.format != "preference"
+        return self.attend_across_documents and is_running
 
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:

@@ -153,8 +153,8 @@ class TaskSettings(OpenSection):
     """Training objective and validation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """Training objective: next token, masked tokens, BERT pretraining, labels of texts, tokens or
-    images, or a task from an installed package."""
+    """Training objective: next token, masked tokens, BERT pretraining, pairs of answers, labels of
+    texts, tokens or images, or a task from an installed package."""
     loss: str | None = None
     """Your own loss as package.module:function of (outputs, batch)
     (docs/tutorials/own-code.md). null: the task's."""
@@ -177,8 +177,15 @@ class TaskSettings(OpenSection):
     """Sample each token from this many of the likeliest ones, at a temperature above 0. 0: all."""
     problem_type: Literal["single_label_classification", "regression"] | None = None
     """Kind of labels. null: regression if they are numbers with a fraction."""
+    loss_type: Literal["sigmoid", "ipo", "orpo"] = "sigmoid"
+    """Loss of a pair of answers: sigmoid (DPO, arXiv:2305.18290), ipo (arXiv:2310.12036), or orpo,
+    which needs no reference (arXiv:2403.07691)."""
+    beta: PositiveNumber = 0.1
+    """Strength of the pull to the reference model, for preference tuning; weight of the odds ratio
+    in orpo."""
     label_smoothing: Averaging = 0.0
-    """Share of each image's label spread over all classes, in training only."""
+    """Share of each image's label spread over all classes; of pairs of answers, the share that is
+    taken to be labelled wrongly. In training only."""
 
 
 class Optim(Section):

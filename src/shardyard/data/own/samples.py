@@ -82,7 +82,7 @@ class ItemStream(Stream):
         if not self._items.has_one_form:
             return super().micro_batch(positions, size)
         fields = self._items.read_stacked(self._keys(positions), size)
-        return stacked_batch(fields, positions, [1] * len(positions), self._prepare)
+        return stacked_batch(fields, positions, [1] * len(positions), self.prepare)
 
 
 def open_items(

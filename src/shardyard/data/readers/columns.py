@@ -54,7 +54,7 @@ def _renamed(row: Any, location: object, keys: dict[str, str]) -> Any:
     renamed = {**kept, **{key: row[yours] for key, yours in own.items()}}
     of_turn = {key: yours for key, yours in keys.items() if key in TURN_KEYS}
     if of_turn:
-        for name in ("messages", "conversations", "prompt", "completion"):
+        for name in ("messages", "conversations", "prompt", "completion", "chosen", "rejected"):
             if isinstance(renamed.get(name), list):
                 renamed[name] = [_renamed_turn(turn, of_turn) for turn in renamed[name]]
     return renamed

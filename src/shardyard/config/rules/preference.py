@@ -1,0 +1,42 @@
+"""Check recipes for pairs of answers, and settings of pairs in other recipes."""
+
+from collections.abc import Iterable, Mapping
+
+from shardyard.config.schema.recipe import Recipe, TaskSettings
+from shardyard.config.tasks import task_row
+from shardyard.errors import Problem
+
+_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "data": ("mixture", "module", "pack", "attend_across_documents"),
+    "memory": ("loss_chunk",),
+}
+"""Settings that pairs of answers do not have, by section."""
+
+
+def check_preference(recipe: Recipe) -> Iterable[Problem]:
+    """Everything of this kind."""
+    task = recipe.task
+    if not task_row(task.name).compares_answers:
+        for key in ("loss_type", "beta"):
+            value = getattr(task, key)
+            if value != getattr(TaskSettings(), key):
+                text = f"={value} is of pairs of answers, and task.name is {task.name}. "
+                yield Problem(f"task.{key}", f"{text}Use task.name=preference, or leave it out.")
+        return
+    for section, keys in _WITHOUT_EFFECT.items():
+        content = getattr(recipe, section)
+        for key in sorted(content.model_fields_set & set(keys)):
+            value = getattr(content, key)
+            if value not in (getattr(type(content)(), key), "none"):
+                text = f"={value} has no effect on pairs of answers (task.name={task.name}), "
+                text += "which are packed whole. Leave it out."
+                yield Problem(f"{section}.{key}", text)
+    if recipe.data.seq_len == "auto":
+        text = "=auto: pairs are put together when data is prepared. Give the tokens of both "
+        yield Problem("data.seq_len", f"{text}answers with their prompts, such as 2048.")
+    if task.label_smoothing and task.loss_type != "sigmoid":
+        text = f"={task.label_smoothing} is of task.loss_type=sigmoid, and it is {task.loss_type}. "
+        yield Problem("task.label_smoothing", f"{text}Leave it out.")
+    if recipe.model.module is not None:
+        text = f"={recipe.model.module}: the log-probabilities of answers are those of models of "
+        yield Problem("model.module", f"{text}known families. Use model.path, hub or preset.")
