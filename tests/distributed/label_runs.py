@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from shardyard.checkpoint.export import export
+from shardyard.checkpoint.load import SavedTensors, read_shapes
 from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
@@ -33,6 +34,17 @@ from shardyard.train.training import Training
 from tests.distributed.runs import Corpus, make_run, train_here
 
 SEQ_LEN, BATCH, STEPS, LR = 32, 7, 4, 0.005
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "dp": (2, {"dp_replicate": 2}),
+    "zero-1": (2, {"dp_shard": 2, "zero": 1}),
+    "zero-2": (2, {"dp_shard": 2, "zero": 2}),
+    "zero-3": (2, {"dp_shard": 2, "zero": 3}),
+    "tp": (2, {"tp": 2}),
+    "cp": (2, {"cp": 2}),
+    "pp": (2, {"pp": 2}),
+    "tp and cp": (4, {"tp": 2, "cp": 2}),
+    "tp and dp": (4, {"tp": 2, "dp_shard": 2}),
+}
 TAGS = ("O", "B-NUM", "I-NUM", "B-NAME", "I-NAME")
 
 
@@ -228,3 +240,11 @@ def loss_of_transformers_on_export(run_dir: RunDir, to: Path) -> float:
 def _auto_class(shape: ModelShape) -> Any:
     of_tokens = shape.label_head == "tokens"
     return AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
+
+
+def saved_weights(run_dir: RunDir) -> dict[str, Tensor]:
+    """Return the weights of the checkpoint of the last step."""
+    shapes = read_shapes(run_dir.checkpoint(STEPS))
+    saved = SavedTensors.in_folder(run_dir.checkpoint(STEPS))
+    return {name: saved.rows(name, 0, shape[0], torch.float32) for name, (shape, _) in
+            shapes.items() if name.startswith("model.")}  # fmt: skip

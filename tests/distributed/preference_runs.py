@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from shardyard.checkpoint.export import export
+from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED
@@ -24,11 +27,12 @@ from shardyard.data.shards import TokenShards
 from shardyard.data.text_datasets import prepare_text
 from shardyard.data.work_units import LEARNT
 from shardyard.models.build import hf_config
+from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.train.loop import Loop
 from shardyard.train.training import Training
 from tests.distributed.label_runs import open_run, whole_of
-from tests.distributed.runs import Corpus, make_run
+from tests.distributed.runs import Corpus, make_run, train_here
 
 SEQ_LEN, BATCH, STEPS, LR, BETA = 256, 5, 4, 0.002, 0.3
 
@@ -37,7 +41,7 @@ def write_pairs(folder: Path, rows: int = 90) -> Path:
     """Write pairs of lines of the interpreter's modules: what follows a line, and another line."""
     folder.mkdir(parents=True)
     text = (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_text(encoding="utf-8")
-    lines = [line.strip() for line in text.splitlines() if 2 < len(line.split()) and len(line) < 36]
+    lines = [line.strip() for line in text.splitlines() if len(line.split()) > 2 and len(line) < 36]
     draw = random.Random(0)
     found = []
     for number in range(rows):
@@ -238,6 +242,42 @@ def evaluated_by_transformers(run_dir: RunDir) -> dict[str, float]:
         "chosen_reward": chosen,
         "rejected_reward": rejected,
     }
+
+
+class AdaptersOff(nn.Module):
+    """PEFT's model without its adapters: the reference of TRL's trainer."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = [model]  # no submodule of this one
+
+    def forward(self, **given: Any) -> Any:
+        with self._model[0].disable_adapter():
+            return self._model[0](**given)
+
+
+def loss_of_peft_on_export(run_dir: RunDir, base: Path, to: Path) -> float:
+    """Train adapters, export them, and return the loss of PEFT's model beside its base."""
+    train_here(run_dir)
+    resolved = read_resolved(run_dir.resolved(0))
+    export(choose_checkpoint(run_dir, "latest").path, resolved, to)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), to).eval()
+    training = open_run(run_dir)
+    stream: Any = training.eval_source
+    with torch.no_grad():
+        losses = [
+            loss_of(model, AdaptersOff(model), pair, "sigmoid", 0.0)
+            for pair in pairs_of(stream, range(stream.num_samples))
+        ]
+    training.close()
+    return float(torch.stack(losses).mean())
+
+
+def write_base(run_dir: RunDir, to: Path) -> None:
+    """Write the model of a run before its first step as a folder of transformers."""
+    training = open_run(run_dir)
+    transformers_model(training).save_pretrained(to)
+    training.close()
 
 
 def train_until_killed(run_dir: RunDir) -> None:

@@ -8,15 +8,14 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from shardyard.checkpoint.load import SavedTensors, read_shapes
 from shardyard.rundir.jsonl import read_evaluations, read_steps
-from shardyard.rundir.layout import RunDir
 from tests.distributed.label_runs import (
-    STEPS,
+    LAYOUTS,
     labelled_run,
     loss_of_transformers_on_export,
     next_to_a_plain_loop,
     prepare_rows,
+    saved_weights,
     train_until_killed,
 )
 from tests.distributed.ranks import run_on_ranks
@@ -52,17 +51,6 @@ def test_steps_are_those_of_transformers_own_model(
     assert max(seen.values()) < 1e-4, seen
 
 
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "dp": (2, {"dp_replicate": 2}),
-    "zero-1": (2, {"dp_shard": 2, "zero": 1}),
-    "zero-2": (2, {"dp_shard": 2, "zero": 2}),
-    "zero-3": (2, {"dp_shard": 2, "zero": 3}),
-    "tp": (2, {"tp": 2}),
-    "cp": (2, {"cp": 2}),
-    "pp": (2, {"pp": 2}),
-    "tp and cp": (4, {"tp": 2, "cp": 2}),
-    "tp and dp": (4, {"tp": 2, "dp_shard": 2}),
-}
 QUICK = {"pairs": ["zero-3", "tp"], "last token": ["tp"], "tokens": ["tp"]}
 
 
@@ -118,18 +106,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         run_on_ranks(train_until_killed, 2, cut)
     assert cut.checkpoint_steps() == [2]
     run_on_ranks(train_here, 2, cut)
-    weights = [_weights(run_dir) for run_dir in (whole, cut)]
+    weights = [saved_weights(run_dir) for run_dir in (whole, cut)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(each, weights[1][name]) for name, each in weights[0].items())
     lines = [list(read_steps(run_dir.metrics)) for run_dir in (whole, cut)]
     assert [line["loss"] for line in lines[0]] == [line["loss"] for line in lines[1]]
-
-
-def _weights(run_dir: RunDir) -> dict[str, torch.Tensor]:
-    shapes = read_shapes(run_dir.checkpoint(STEPS))
-    saved = SavedTensors.in_folder(run_dir.checkpoint(STEPS))
-    return {name: saved.rows(name, 0, shape[0], torch.float32) for name, (shape, _) in
-            shapes.items() if name.startswith("model.")}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["pairs", "numbers", "last token", "tokens"])

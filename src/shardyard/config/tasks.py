@@ -291,12 +291,12 @@ def task_row(name: str) -> TaskRow:
     if name in PREFERENCE_LOSSES and plug_in_named("tasks", name) is None:
         raise RequestError(
             f"that is a loss of pairs of answers. Use task.name=preference task.loss_type="
-            f"{PREFERENCE_LOSSES[name]} (docs/preference.md)."
+            f"{PREFERENCE_LOSSES[name]} (docs/chat.md)."
         )
     if name in NOT_BUILT and plug_in_named("tasks", name) is None:
         raise RequestError(
             "tuning by rewards, or by other preferences than pairs, is not built. With pairs of "
-            "answers use task.name=preference (docs/preference.md); else give what `shardyard "
+            "answers use task.name=preference (docs/chat.md); else give what `shardyard "
             "export` writes to a tool for it, such as TRL."
         )
     row: TaskRow = load_entry_point("tasks", name, builtin=TASKS, validate=_validate_row)

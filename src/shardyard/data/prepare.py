@@ -140,7 +140,8 @@ def prepare(
     from shardyard.data.preference.samples import AnswerPairs
     from shardyard.data.samples import with_samples
 
-    if compares_answers:
+    if compares_answers:  # whose loss is not that of a token
+        metadata = replace(metadata, unigram_entropy=0.0)
         return with_samples(metadata, data, AnswerPairs, columns=(LEARNT,))
     return with_samples(metadata, data)
 
