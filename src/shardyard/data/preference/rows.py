@@ -5,7 +5,7 @@ datasets. Only the keys decide. What is ambiguous or broken is rejected with its
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from shardyard.config.data_choices import PREFERENCE_KEYS
@@ -23,6 +23,8 @@ from shardyard.data.conversations import (
 from shardyard.data.readers.columns import check_surrogates, kind_of, some_keys
 from shardyard.errors import SourceError
 
+_BEFORE = ("system", "developer", "user")
+"""Roles of messages that a whole dialogue begins with."""
 _PROMPTS = ("prompt", "question", "instruction", "conversations")
 """Keys of what the answers are to; the first that a row has counts."""
 _FORMS = (
@@ -63,14 +65,13 @@ def _pair_of(row: Row) -> dict[str, Any]:
         raise RowError(f"the row has no {' and no '.join(missing)}; its keys: {some_keys(row)}. "
                        f"{_FORMS}")  # fmt: skip
     answers = {key: _answer(row, key) for key in PREFERENCE_KEYS}
+    _check_answers(answers)
     prompt = _prompt(row)
-    if _is_whole(answers):
+    if _are_whole(answers):
         prompt, answers = _split(prompt, answers)
+        _check_answers(answers)
     if not prompt:
         raise RowError(f"the row has no prompt; its keys: {some_keys(row)}. {_FORMS}")
-    for key, messages in answers.items():
-        if not any(map(is_target, messages)):
-            raise RowError(f"{key!r} has no answer of the assistant. Take the row out.")
     return {"prompt": [_untrained(message) for message in prompt], **answers}
 
 
@@ -101,9 +102,21 @@ def _prompt(row: Row) -> Messages:
     return [*system_messages(row), checked_message({"role": "user", "content": words})]
 
 
-def _is_whole(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+def _check_answers(answers: Mapping[str, Messages]) -> None:
+    for key, messages in answers.items():
+        if not any(map(is_target, messages)):
+            raise RowError(f"{key!r} has no answer of the assistant. Take the row out.")
+
+
+def _are_whole(answers: Mapping[str, Messages]) -> bool:
     """Whether both are dialogues with the prompt in them, and not its continuations."""
-    return all(messages and messages[0]["role"] != "assistant" for messages in answers.values())
+    begins = {key: messages[0]["role"] in _BEFORE for key, messages in answers.items()}
+    if len(set(begins.values())) > 1:
+        whole, other = sorted(begins, key=lambda key: not begins[key])
+        raise RowError(
+            f"{whole!r} is a whole dialogue and {other!r} only an answer. Write both alike."
+        )
+    return begins["chosen"]
 
 
 def _split(prompt: Messages, answers: dict[str, Messages]) -> tuple[Messages, dict[str, Messages]]:
