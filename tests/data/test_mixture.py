@@ -17,10 +17,9 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, Loader
 from shardyard.data.mixture import ConcatenatedSets, MixedStream, MixturePart, assign_sources
 from shardyard.data.samples import Sample, Stream
-from shardyard.data.shards import MIXTURE, TokenShards, mixture_at, verify
+from shardyard.data.shards import LEARNT, MIXTURE, TokenShards, mixture_at, verify
 from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.data.work_units import LEARNT
 from shardyard.errors import DataError, RequestError
 from shardyard.tasks.base import TaskData
 from shardyard.tasks.causal_lm import CausalLM

@@ -13,10 +13,9 @@ from shardyard.data.preference.encode import AnswerPair
 from shardyard.data.preference.rows import pair_text
 from shardyard.data.preference.samples import AnswerPairs
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.shards import TokenShards
+from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.data.work_units import LEARNT
 from shardyard.errors import RequestError, ShardyardError, SourceError
 from tests.data.chat.folders import encoded, files_of
 from tests.data.chat.stock import STOCK
@@ -113,7 +112,7 @@ def _prepared(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> Answer
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = {
-        "source": str(path), "dir": str(tmp_path / "prepared"), "format": "preference",
+        "source": str(path), "dir": str(tmp_path / "prepared"), "format": "preference_pairs",
         "chat_template": "chatml", "vocab_size": 300, "tokenizer": "train", "eval_fraction": 0.0,
         "add_special_tokens": ("<|im_start|>", "<|im_end|>"), "seq_len": 256, **data,
     }  # fmt: skip
@@ -159,7 +158,7 @@ def test_each_pair_is_in_one_sample_with_both_answers(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_pairs_that_do_not_fit_are_rejected_cut_or_dropped(tmp_path: Path) -> None:
     rows = [*ROWS, {"prompt": "a?", "chosen": "word " * 400, "rejected": "No."}]
-    with pytest.raises(RequestError, match=r"data.format=preference: 1 of 21 pairs .* data.too_lo"):
+    with pytest.raises(RequestError, match=r"=preference_pairs: 1 of 21 pairs .* data.too_lo"):
         _prepared(tmp_path, rows)
     assert len(_prepared(tmp_path, rows, too_long="drop").numbers) == 20
     cut = _prepared(tmp_path, rows, too_long="cut")

@@ -23,9 +23,8 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED
 from shardyard.data.preference.samples import AnswerPairs
 from shardyard.data.samples import Stream
-from shardyard.data.shards import TokenShards
+from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.data.text_datasets import prepare_text
-from shardyard.data.work_units import LEARNT
 from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
@@ -73,7 +72,7 @@ def sections_of(preset: str = "llama-tiny", **task: Any) -> dict[str, Any]:
         "model": {"preset": preset},
         "task": {"name": "preference", "beta": BETA, **task},
         "data": {
-            "format": "preference", "chat_template": "chatml", "seq_len": SEQ_LEN,
+            "format": "preference_pairs", "chat_template": "chatml", "seq_len": SEQ_LEN,
             "vocab_size": 300, "tokenizer": "train", "eval_fraction": 0.2,
             "add_special_tokens": ("<|im_start|>", "<|im_end|>"),
         },
@@ -150,7 +149,7 @@ def loss_of(
     """The loss of one pair by the formulas of the papers."""
     policy, tokens = log_probabilities(model, pair)
     if loss_type == "orpo":
-        chosen, rejected = policy / tokens
+        chosen, rejected = (policy / tokens).unbind()
         odds = [each - torch.log(1 - each.exp()) for each in (chosen, rejected)]
         return -chosen - BETA * torch.log(torch.sigmoid(odds[0] - odds[1]))
     with torch.no_grad():
@@ -158,7 +157,7 @@ def loss_of(
     ratios = policy - before
     if loss_type == "ipo":
         ratios = ratios / tokens
-        return (ratios[0] - ratios[1] - 1 / (2 * BETA)) ** 2
+        return (ratios[0] - ratios[1] - 1 / (2 * BETA)).square()
     margin = BETA * (ratios[0] - ratios[1])
     right, wrong = torch.log(torch.sigmoid(margin)), torch.log(torch.sigmoid(-margin))
     return -(1 - smoothing) * right - smoothing * wrong
@@ -195,7 +194,7 @@ def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, float]
             loss_of(model, reference, pair, task.loss_type, task.label_smoothing) for pair in pairs
         ]
         loss = torch.stack(losses).mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         expected.append(float(loss.detach()))

@@ -70,7 +70,7 @@ def test_every_layout_takes_the_steps_of_one_process(
     prepared: Corpus, tmp_path: Path, layouts: list[str]
 ) -> None:
     """With dropout, which the reference has none of."""
-    model = {"model": {"preset": "llama-tiny", "dropout": 0.1}}
+    model: dict[str, Any] = {"model": {"preset": "llama-tiny", "dropout": 0.1}}
     one = preference_run(tmp_path / "one", prepared, **model)
     run_on_ranks(train_here, 1, one)
     losses = [line["loss"] for line in read_steps(one.metrics)]

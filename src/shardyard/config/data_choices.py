@@ -32,6 +32,8 @@ class DataFormat:
     """
     holds_ids: bool = False
     """Whether files hold ids of a tokenizer, which has to be named, and whole samples."""
+    holds_pairs: bool = False
+    """Whether a row is a pair of answers, which are kept whole and apart."""
     text: str | None = None
     """Kind that a file of plain text is read as; None: it is one document."""
     settings: tuple[str, ...] = ()
@@ -58,11 +60,12 @@ DATA_FORMATS: dict[str, DataFormat] = {
         options=("loss_on",),
         ignores=("text_key", "bos"),
     ),
-    "preference": DataFormat(
+    "preference_pairs": DataFormat(
         encoder="shardyard.data.preference.encode:AnswerPair",
         whole_row="shardyard.data.preference.rows:pair_text",
         settings=("keys", "chat_template", "max_rejected"),
         ignores=("text_key", "bos"),
+        holds_pairs=True,
     ),
 }
 """``data.format`` -> its row."""

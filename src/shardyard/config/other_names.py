@@ -464,7 +464,7 @@ _RESUME = "`shardyard resume RUN` continues a run at its newest checkpoint (docs
 _EXPORT = "`shardyard export RUN --to FOLDER` writes a Hugging Face folder (docs/verbs/export.md)."
 _IMPORT = "`shardyard import FILE` makes a recipe of it (docs/verbs/import.md)."
 _PREFERENCES = (
-    "Pairs of answers train with task.name=preference data.format=preference (docs/chat.md); "
+    "Pairs of answers train with task.name=preference data.format=preference_pairs (docs/chat.md); "
     "training on rewards is not supported."
 )
 

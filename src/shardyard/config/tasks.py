@@ -176,7 +176,7 @@ TASKS: dict[str, TaskRow] = {
             "rejected_reward": Metric(is_of_logits=True),
         },
         is_causal=True,
-        data_formats=("preference",),
+        data_formats=("preference_pairs",),
         continues_text=True,
         reads_learnt=True,
         compares_answers=True,

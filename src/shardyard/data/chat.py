@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from shardyard.data.byte_ranges import TextSection
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.conversations import is_target, words_of
+from shardyard.data.shards import LEARNT
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.data.work_units import LEARNT, Column, Encoded
+from shardyard.data.work_units import Column, Encoded
 from shardyard.errors import DataError, RejectedRowError, SourceError
 from shardyard.io.files import parse_json
 

@@ -92,7 +92,7 @@ def _messages_of(row: Row) -> Messages:
     if {*PREFERENCE_KEYS} & {*row}:
         raise RowError(
             f"it is a pair of answers ({' and '.join(PREFERENCE_KEYS)}). Set task.name=preference "
-            "data.format=preference (docs/chat.md), or take the row out."
+            "data.format=preference_pairs (docs/chat.md), or take the row out."
         )
     for key, training in _OTHER_TRAINING.items():
         if key in row and (key != "label" or isinstance(row[key], bool)) and row[key] != []:

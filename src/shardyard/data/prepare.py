@@ -37,6 +37,7 @@ from shardyard.data.readers.columns import TextOf
 from shardyard.data.shards import (
     COLUMNS_VERSION,
     FORMAT_VERSION,
+    LEARNT,
     MANIFEST,
     read_metadata,
     token_dtype,
@@ -59,7 +60,6 @@ from shardyard.data.tokenizer import (
     with_added_tokens,
 )
 from shardyard.data.work_units import (
-    LEARNT,
     SCRATCH,
     SPLITS,
     Column,

@@ -39,6 +39,9 @@ LABELS_VERSION = "labels-1"
 """Format version of rows with labels, by ``data/labels/``; also part of the folder's name."""
 MANIFEST = "manifest.json"
 
+LEARNT = "learnt"
+"""Column that says of each token whether it has loss (1) or is only read (0)."""
+
 Tokens = npt.NDArray[np.int64]
 
 

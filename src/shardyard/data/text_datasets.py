@@ -31,9 +31,9 @@ from shardyard.data.prepare import (
     training_texts,
     write_tokenizer,
 )
-from shardyard.data.shards import MIXTURE, TokenShards
+from shardyard.data.shards import LEARNT, MIXTURE, TokenShards
 from shardyard.data.splits import find_corpus
-from shardyard.data.work_units import LEARNT, SCRATCH, write_file
+from shardyard.data.work_units import SCRATCH, write_file
 from shardyard.errors import RequestError
 from shardyard.io.files import flush_folder, read_json_object
 

@@ -23,7 +23,7 @@ from shardyard.config.data_choices import PLAIN_TEXT
 from shardyard.config.tasks import imported
 from shardyard.data.byte_ranges import Span, TextSection, escape_text
 from shardyard.data.readers.columns import TextOf
-from shardyard.data.shards import bin_name, idx_name, token_dtype
+from shardyard.data.shards import LEARNT, bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import DataError, RejectedRowError, StorageError
@@ -33,9 +33,6 @@ from shardyard.io.files import flush_folder, read_json_object
 #
 # A row of ``config/data_choices.py`` names an encoder. What it puts beside the ids is kept in
 # shards as a column of its own, and reaches a task that names it as a field of its micro-batches.
-
-LEARNT = "learnt"
-"""The column that says of each token whether it is learnt (1) or only read (0)."""
 
 
 @dataclass(frozen=True, kw_only=True)

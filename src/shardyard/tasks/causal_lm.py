@@ -14,8 +14,9 @@ from shardyard.data.chat import ChatTokens
 from shardyard.data.chat_template import ChatTemplate, RenderError
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.samples import Prepare, identity_prepare
+from shardyard.data.shards import LEARNT
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.data.work_units import LEARNT, encoder_in
+from shardyard.data.work_units import encoder_in
 from shardyard.models.random import key_of
 from shardyard.parallel.fsdp import reshard
 from shardyard.parallel.mesh import Mesh

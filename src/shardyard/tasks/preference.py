@@ -10,8 +10,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import MicroBatch
 from shardyard.data.preference.samples import AnswerPairs
 from shardyard.data.samples import Prepare
-from shardyard.data.shards import TokenShards
-from shardyard.data.work_units import LEARNT
+from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.causal_lm import CausalLM, mask_untrained_targets

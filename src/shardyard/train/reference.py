@@ -62,7 +62,7 @@ class _Split:
         return np.array(unknown, dtype=np.int64)
 
 
-class Reference:
+class ReferenceValues:
     """The reference values of a run's pairs. All ranks make one and call it together."""
 
     def __init__(

@@ -70,7 +70,7 @@ from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_code import changed_words, with_own_code
-from shardyard.train.reference import Reference
+from shardyard.train.reference import ReferenceValues
 from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import (
     Saved,
@@ -530,7 +530,7 @@ class _Begin:
 
 def _open_reference(
     run_dir: RunDir, context: ProcessContext, data: TaskData, saved: Saved | None
-) -> Reference | None:
+) -> ReferenceValues | None:
     """Return the reference of pairs of answers; None: the task has none. All ranks call it."""
     resolved = context.resolved
     recipe = resolved.recipe
@@ -540,7 +540,7 @@ def _open_reference(
         saved, resolved, devices=context.mesh.layout.world_size
     ).passed_over  # fmt: skip
     samples = resolved.samples + passed_over
-    return Reference(run_dir, resolved, data, samples=samples, group=context.control)
+    return ReferenceValues(run_dir, resolved, data, samples=samples, group=context.control)
 
 
 def _phase_after(whole: Resolved, progress: Progress) -> int:
@@ -553,7 +553,7 @@ def _phase_after(whole: Resolved, progress: Progress) -> int:
 def _begin(
     context: ProcessContext, saved: Saved | None, task: Task, tensors: dict[str, Tensor],
     stepper: Stepper,
-    *, phase: int, reference: Reference | None, hooks: Hooks,
+    *, phase: int, reference: ReferenceValues | None, hooks: Hooks,
 ) -> _Begin:  # fmt: skip
     """Fill the weights, from a checkpoint if there is one. All ranks call it.
 

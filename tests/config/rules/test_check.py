@@ -27,7 +27,10 @@ PROBLEMS = [
         ["model.preset=llama-tiny", "model.lora={rank: 8, targets: [lm_head]}"],
         "model.lora.targets='lm_head' gets no adapter",
     ),
-    (["task.name=dpo"], "task.name=dpo: tuning by preferences or rewards is not built. Train on"),
+    (
+        ["task.name=dpo"],
+        "task.name=dpo: that is a loss of pairs of answers. Use task.name=preference",
+    ),
     (
         ["model.preset=null"],
         "model: does not say which model to train. Write `model: {preset: llama-tiny}`",

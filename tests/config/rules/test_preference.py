@@ -13,7 +13,7 @@ def _recipe(**sections: Any) -> Recipe:
     given: dict[str, Any] = {
         "model": {"preset": "llama-tiny"},
         "task": {"name": "preference"},
-        "data": {"format": "preference", "seq_len": 256},
+        "data": {"format": "preference_pairs", "seq_len": 256},
     }
     names = {*given, *sections}
     return Recipe.model_validate(
@@ -34,7 +34,7 @@ def test_pairs_train_with_their_own_settings() -> None:
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"data": {"format": "chat"}}, "Use preference"),
+        ({"data": {"format": "chat"}}, "Use preference_pairs"),
         ({"data": {"pack": "whole"}}, "data.pack=whole has no effect on pairs"),
         ({"data": {"attend_across_documents": False}}, "has no effect on pairs"),
         ({"data": {"seq_len": "auto"}}, "Give the tokens of both answers"),

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from shardyard.data.byte_ranges import TextSection
 from shardyard.data.chat import ChatTokens, Dialogue
 from shardyard.data.chat_template import ChatTemplate, RenderError
+from shardyard.data.shards import LEARNT
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.data.work_units import LEARNT
 from shardyard.errors import RequestError, SourceError
 from shardyard.tasks.causal_lm import question
 from tests.data.chat.folders import encoded, files_of, tokenizer_of

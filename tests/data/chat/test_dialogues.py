@@ -77,7 +77,7 @@ def test_tools_come_with_the_messages() -> None:
         ({"text": "a"}, r"of no known shape; its keys: text\..*Rename the row's keys"),
         ({"prompt": "a"}, r"of no known shape; its keys: prompt"),
         ({"messages": [ANSWER], "conversations": []}, r"several shapes \(messages, sharegpt\)"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"'chosen' is of preference tuning"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"a pair of .*task.name=preference"),
         ({"prompt": "a", "completion": "b", "label": True}, r"'label' is of preference tuning"),
         ({"messages": [ASK, ANSWER], "images": ["x"]}, r"'images' is of training on pictures"),
         ({"messages": "a"}, r"'messages' holds a JSON string, not a list of objects\. Fix"),

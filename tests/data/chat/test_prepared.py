@@ -14,8 +14,7 @@ from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control.attempt import split_lines
 from shardyard.data.prepare import prepare
-from shardyard.data.shards import TokenShards, verify
-from shardyard.data.work_units import LEARNT
+from shardyard.data.shards import LEARNT, TokenShards, verify
 from shardyard.errors import RequestError, SourceError
 from tests.data.chat.folders import files_of, write
 from tests.data.chat.stock import STOCK

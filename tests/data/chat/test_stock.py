@@ -10,8 +10,9 @@ from transformers import AutoTokenizer
 
 from shardyard.config.data_choices import chat_rows_of
 from shardyard.data.chat_template import ChatTemplate
+from shardyard.data.shards import LEARNT
 from shardyard.data.tokenizer import TokenizerFiles
-from shardyard.data.work_units import LEARNT, Encoded
+from shardyard.data.work_units import Encoded
 from tests.data.chat.folders import encoded, files_of, tokenizer_of, write
 from tests.data.chat.stock import STOCK
 

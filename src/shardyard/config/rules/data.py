@@ -294,7 +294,7 @@ def not_trained(kind: str, tokenizer: str) -> str:
 
 
 def _mapped_keys(data: Data) -> Iterable[Problem]:
-    further = PREFERENCE_KEYS if data.format == "preference" else ()
+    further = PREFERENCE_KEYS if DATA_FORMATS[data.format].holds_pairs else ()
     known = [*CHAT_KEYS, *further, *TURN_KEYS]
     for key, yours in (data.keys or {}).items():
         if key not in known:
@@ -317,7 +317,7 @@ def check_conversations(recipe: Recipe) -> Iterable[Problem]:
         text = f"={show(template)}: no such template is known. {hint} One of your own is a file: "
         text += "data.chat_template=FILE.jinja."
         yield Problem("data.chat_template", text)
-    if data.format in ("chat", "preference"):
+    if data.format == "chat" or any(DATA_FORMATS[name].holds_pairs for name in formats_of(data)):
         yield from _mapped_keys(data)
     if data.format != "chat":
         return

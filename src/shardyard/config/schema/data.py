@@ -180,8 +180,9 @@ class Data(Section):
     @property
     def attends_across(self) -> bool:
         """Whether tokens attend to earlier documents: whole ones and pairs are each for itself."""
-        is_running = self.pack == "stream" and self.format != "preference"
-        return self.attend_across_documents and is_running
+        row = DATA_FORMATS.get(self.format)
+        is_whole = self.pack == "whole" or (row is not None and row.holds_pairs)
+        return self.attend_across_documents and not is_whole
 
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:

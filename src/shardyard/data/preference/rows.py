@@ -28,7 +28,7 @@ _BEFORE = ("system", "developer", "user")
 _PROMPTS = ("prompt", "question", "instruction", "conversations")
 """Keys of what the answers are to; the first that a row has counts."""
 _FORMS = (
-    "data.format=preference takes prompt, chosen and rejected (texts, or lists of role and "
+    "data.format=preference_pairs takes prompt, chosen and rejected (texts, or lists of role and "
     "content); question or instruction is a prompt too. Rename the row's keys, or map them with "
     "data.keys, such as data.keys={prompt: YOURS}."
 )

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.data.samples import Sample, WholeDocuments
-from shardyard.data.shards import Tokens
-from shardyard.data.work_units import LEARNT
+from shardyard.data.shards import LEARNT, Tokens
 
 
 class AnswerPairs(WholeDocuments):
@@ -23,7 +22,7 @@ class AnswerPairs(WholeDocuments):
     fp64, once they are known.
     """
 
-    setting: ClassVar[str] = "data.format=preference"
+    setting: ClassVar[str] = "data.format=preference_pairs"
     unit: ClassVar[str] = "pair"
     unit_documents: ClassVar[int] = 2
 
