@@ -110,6 +110,8 @@ CASES = (
     *(_case(DENSE, lora_rank=4, tp=2, dp_shard=2, zero=zero) for zero in (1, 3)),
     *(_case(DENSE, how, lora_rank=4, tp=2, dp_shard=2) for how in ("full", "selective", 2)),
     _case(DENSE, lora_rank=4, pp=2, dp_replicate=2),
+    *(_case("olmo2-tiny", how, tp=2, dp_shard=2) for how in ("none", "full", "selective")),
+    _case("gemma2-tiny", "full", tp=2, dp_shard=2),
     _case(MOE, ep=2, dp_shard=4),
     _case(MOE, "full", ep=2, dp_shard=4),
     _case(MOE, ep=2, dp_shard=4, dp_replicate=2),

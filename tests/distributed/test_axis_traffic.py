@@ -14,6 +14,7 @@ NAMES = (
     "mixtral-tiny ep2 dp_shard2 pp2",
     "llama-tiny-deep tp2 dp_shard2 zero3 lora4",
     "llama-tiny-deep tp2 dp_shard2 lora4 recompute full",
+    "olmo2-tiny tp2 dp_shard2 recompute full",
 )
 
 

@@ -64,6 +64,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     },
+    "olmo2": {
+        "wide heads": {"head_dim": 24, "tie_word_embeddings": True},
+        "biases, all heads": {"attention_bias": True, "num_key_value_heads": 4},
+        "as 3.1": {"rope_scaling": _LLAMA3},
+    },
     "gemma2": {
         "no caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
         "own head, biases": {"tie_word_embeddings": False, "attention_bias": True},
@@ -107,7 +112,12 @@ def loaded(shape: ModelShape, folder: Path) -> PreTrainedModel:
 
 def our_logits(shape: ModelShape, folder: Path) -> Tensor:
     """Logits of our own pass through a model that is loaded from a folder; (B, L, V)."""
-    model = loaded(shape, folder)
+    with torch.no_grad():
+        return logits_of(loaded(shape, folder), shape)
+
+
+def logits_of(model: PreTrainedModel, shape: ModelShape) -> Tensor:
+    """Logits of our own pass through our model; (B, L, V)."""
     run = ForwardPass(
         model,
         family_of(shape.model_type),
@@ -116,6 +126,5 @@ def our_logits(shape: ModelShape, folder: Path) -> Tensor:
         logit_softcap=shape.final_logit_softcapping,
     )
     positions_BL = torch.arange(TOKENS_BL.shape[1]).expand(len(TOKENS_BL), -1)
-    with torch.no_grad():
-        logits: Tensor = run(TOKENS_BL, positions_BL, torch.arange(len(TOKENS_BL)))
+    logits: Tensor = run(TOKENS_BL, positions_BL, torch.arange(len(TOKENS_BL)))
     return logits

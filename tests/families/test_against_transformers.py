@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from shardyard.checkpoint.export import export
@@ -19,7 +20,7 @@ from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.families.config_json import shape_of_config
-from shardyard.families.registry import FAMILIES
+from shardyard.families.registry import FAMILIES, family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from tests.families.random_models import (
@@ -27,6 +28,7 @@ from tests.families.random_models import (
     VARIANTS,
     cases,
     loaded,
+    logits_of,
     our_logits,
     small_shape,
     theirs,
@@ -77,6 +79,29 @@ def test_a_folder_of_transformers_is_the_same_model_here_and_as_an_export(
         assert torch.equal(opened(input_ids=TOKENS_BL).logits, expected_BLV)
     configs = [json.loads((folder / "config.json").read_text()) for folder in (source, exported)]
     assert configs[0] == configs[1]
+
+
+PLAIN = [
+    name for name in FAMILIES if not (family_of(name).unfused or family_of(name).sparse is not None)
+]
+"""Families whose parameters have one name here and in transformers."""
+
+
+@pytest.mark.parametrize("model_type", PLAIN)
+def test_loss_and_gradients_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    shape = small_shape(model_type)
+    model = theirs(shape)
+    model.save_pretrained(tmp_path)
+    ours = loaded(shape, tmp_path)
+    found = {}
+    for each, logits_BLV in (
+        (model, model(input_ids=TOKENS_BL).logits), (ours, logits_of(ours, shape))
+    ):  # fmt: skip
+        loss = cross_entropy(logits_BLV[:, :-1].flatten(0, 1), TOKENS_BL[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        grads = {name: param.grad for name, param in each.named_parameters()}
+        found[each is ours] = {"loss": loss.detach(), **grads}
+    torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-6)
 
 
 def resolved_of(folder: Path) -> Resolved:

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+)
 
 import shardyard
 from shardyard.errors import RequestError
@@ -72,6 +76,24 @@ def test_the_heads_for_pairs_are_rows_where_they_are_asked_for() -> None:
     assert told == {name: names[name].numel() for name in added} and len(told) == 4
     assert shape.parameters - without.parameters == sum(told.values())
     assert [name for row in rows for name, *_ in row.parameters(without)] == []
+
+
+def test_a_head_over_labels_that_transformers_lacks_is_rejected() -> None:
+    shape = replace(small_shape("olmo2"), label_head="samples", num_labels=3)
+    names = [name for name, _ in build_on_meta(shape).named_parameters()]
+    assert names[-1] == "score.weight"
+    says = (
+        r"over labels of tokens for model_type='olmo2' \(it has: samples\).* model.preset=qwen3-8b"
+    )
+    with pytest.raises(RequestError, match=says):
+        _ = replace(shape, label_head="tokens").family
+    kinds = {
+        "samples": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "tokens": MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    }
+    for name in FAMILIES:
+        theirs = tuple(kind for kind, known in kinds.items() if name in known)
+        assert family_of(name).labels == theirs, name
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -228,7 +250,8 @@ def test_matrices_are_split_as_in_transformers_own_plan(model_type: str) -> None
     if not plan or family.unfused:
         assert family.unfused or not family.is_causal, "BERT has none"
         return
-    theirs = {name.removeprefix("layers.*."): kind for name, kind in plan.items()}
+    alike = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
+    theirs = {name.removeprefix("layers.*."): alike.get(kind, kind) for name, kind in plan.items()}
     ours = dict.fromkeys(family.colwise, "colwise") | dict.fromkeys(family.rowwise, "rowwise")
     split = {name for name, kind in theirs.items() if kind in ("colwise", "rowwise")}
     assert ours == {name: theirs[name] for name in split & set(family.block_modules)}

@@ -24,6 +24,8 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -45,6 +47,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
     "tied llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=True)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=8)),
+    "olmo2": lambda: Olmo2ForCausalLM(
+        Olmo2Config(**_GROUPED, eos_token_id=None, pad_token_id=None)
+    ),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_GROUPED, num_local_experts=4)),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(
@@ -144,7 +149,7 @@ def trained(cases: list[tuple[str, str]], folder: str) -> list[Any]:
 
 ON_2 = [
     ("llama", "tp=2"), ("llama", "cp=2"), ("tied llama", "pp=2"), ("mixtral", "ep=2"),
-    ("gpt2", "tp=2"), ("bert", "cp=2"),
+    ("gpt2", "tp=2"), ("bert", "cp=2"), ("olmo2", "tp=2"),
 ]  # fmt: skip
 ON_4 = [
     ("qwen3", "tp=2,dp_shard=2"), ("mixtral", "pp=2,ep=2,dp_shard=2"),
@@ -153,6 +158,7 @@ ON_4 = [
 MORE_ON_2 = [
     ("llama", "pp=2"), ("qwen3", "tp=2"), ("qwen3", "cp=2"), ("mixtral", "tp=2"),
     ("mixtral", "cp=2"), ("gpt2", "cp=2"), ("gpt2", "pp=2"), ("bert", "tp=2"),
+    ("olmo2", "dp_shard=2,zero=3"),
 ]  # fmt: skip
 MORE_ON_4 = [
     ("llama", "tp=2,dp_shard=2"), ("gpt2", "tp=2,cp=2"), ("gpt2", "tp=2,dp_shard=2"),

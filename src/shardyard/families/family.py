@@ -49,8 +49,8 @@ class ModuleSpec:
     split: Literal["rows", "columns"] | None = None
     """Dimension that tp splits; None: every rank holds all.
 
-    Rows are outputs (heads, inner width, vocabulary). Columns are inputs, so that outputs are
-    sums over ranks.
+    Rows are outputs (heads, inner width, vocabulary), or elements of a norm over them. Columns are
+    inputs, so that outputs are sums over ranks.
     """
     per_expert: bool = False
     """There is one for each expert, and ep deals out whole ones."""
@@ -191,6 +191,8 @@ class Family:
     """Dense layer over a sample's first token, in models that may judge pairs of texts."""
     pair_head: ModuleSpec | None = None
     """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
+    labels: tuple[Labelled, ...] = ("samples", "tokens")
+    """Units over whose labels transformers has a head for this kind."""
     label_head: LabelHead = LabelHead()
     """Heads over labels, one of which replaces the head (``families/registry.py``)."""
     labelled: Labelled | None = None
@@ -253,6 +255,11 @@ class Family:
         return sum(row.columns is None and row.rows is hidden for row in self.block)
 
     @property
+    def ends_with_norm(self) -> bool:
+        """Whether what the last matrix of a block returns is normed before it is added."""
+        return self.block[-1].columns is None
+
+    @property
     def before(self) -> tuple[ModuleSpec, ...]:
         """Return the rows before the first block, on the first stage of a pipeline."""
         rows = (self.embedding, self.positions, self.token_types, self.embedding_norm)
@@ -292,6 +299,11 @@ class Family:
         return tuple(row.module for row in self._matrices() if row.split == "rows")
 
     @property
+    def split_norms(self) -> tuple[ModuleSpec, ...]:
+        """Norms of a block over outputs that tp splits: ranks add up their squares."""
+        return tuple(row for row in self.block if row.columns is None and row.split == "rows")
+
+    @property
     def rowwise(self) -> tuple[str, ...]:
         """Matrices of a block whose inputs tp splits; their outputs are sums over ranks."""
         return tuple(row.module for row in self._matrices() if row.split == "columns")
@@ -304,11 +316,7 @@ class Family:
         """
         found = []
         for name in self.gathered:
-            under = [
-                row
-                for row in self._matrices()
-                if row.columns is not None and f"{row.module}.".startswith(f"{name}.")
-            ]
+            under = [row for row in self._matrices() if f"{row.module}.".startswith(f"{name}.")]
             whole = [row.module for row in under if row.split is None]
             found += whole or ([] if any(row.split == "rows" for row in under) else [name])
         sums = len(self.rowwise)
@@ -316,7 +324,7 @@ class Family:
             found += [
                 row.module
                 for row in self._matrices()
-                if row.columns is not None and row.split is None and row.module not in found
+                if row.split is None and row.module not in found
             ]
         return tuple(dict.fromkeys(found))
 
@@ -336,7 +344,8 @@ class Family:
         return tuple(found)
 
     def _matrices(self) -> Iterator[ModuleSpec]:
-        return (row for row in self.block if row.is_built and not row.per_expert)
+        rows = (row for row in self.block if row.columns is not None)
+        return (row for row in rows if row.is_built and not row.per_expert)
 
 
 def _input_of(shape: ModelDimensions) -> Callable[[ModuleSpec], tuple[Any, ...]]:

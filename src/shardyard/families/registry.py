@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import cache, partial
 
+from shardyard.errors import RequestError
 from shardyard.families.dimensions import Labelled
 from shardyard.families.family import Family, ModuleSpec, always, hidden, labels
 from shardyard.plugins import load_entry_point, load_object, plug_in_named
@@ -17,6 +18,7 @@ FAMILIES = {
     "qwen3_moe": "shardyard.families.qwen3_moe:QWEN3_MOE",
     "phi3": "shardyard.families.phi3:PHI3",
     "gpt_neox": "shardyard.families.gpt_neox:GPT_NEOX",
+    "olmo2": "shardyard.families.olmo2:OLMO2",
     "gemma2": "shardyard.families.gemma2:GEMMA2",
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",
@@ -69,9 +71,16 @@ def labelled_family(model_type: str, labelled: Labelled) -> Family:
     """The family of a model type with a head over labels in the place of its own.
 
     Raises:
-        RequestError: As ``family_of``.
+        RequestError: As ``family_of``, or transformers has no such head for it.
     """
     family = family_of(model_type)
+    if labelled not in family.labels:
+        of = " and ".join(family.labels) or "nothing"
+        raise RequestError(
+            f"transformers has no head over labels of {labelled} for model_type={model_type!r} "
+            f"(it has: {of}), so no other tool could open the model. Use another family, such as "
+            "model.preset=qwen3-8b."
+        )
     names = family.label_head
     of_samples = labelled == "samples"
     has_bias = names.samples_have_bias or not of_samples

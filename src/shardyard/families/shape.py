@@ -95,6 +95,11 @@ class ModelShape(ModelDimensions):
         before = sum(row.unsplit_elements(self) for row in family.before)
         return before, sum(row.unsplit_elements(self) for row in family.after)
 
+    @cached_property
+    def split_norm_width(self) -> int:
+        """Elements of all norms of a block over outputs that tp splits."""
+        return sum(row.rows(self) for row in self.family.split_norms)
+
     @property
     def table_parameters(self) -> int:
         """Parameters of the table of tokens, or of a head over the vocabulary."""

@@ -29,7 +29,13 @@ from shardyard.families.lora import A, B
 from shardyard.models.local_shard import compute_shard_bounds, parameter_of, shard_bounds
 from shardyard.models.lora import adapter_of
 from shardyard.models.submodules import blocks_of, part_of
-from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
+from shardyard.parallel.collectives import (
+    all_gather,
+    gather,
+    reduce_scatter,
+    sum_and_split,
+    sum_over,
+)
 from shardyard.parallel.matmul import MatrixProduct, matrix_product_of
 from shardyard.torch_private import group_named, storage_key
 
@@ -61,6 +67,8 @@ def shard_tensors(
                     matrix = split(block.get_submodule(path), Shard(0))
                     inputs.feed(matrix)
                     inputs.feed_adapter(matrix, split)
+        for row in family.split_norms:
+            _norm_over_ranks(split(block.get_submodule(row.module), Shard(0)), group)
         for name in family.rowwise:
             module = split(block.get_submodule(name), Shard(1))
             adapter = adapter_of(module)
@@ -318,6 +326,24 @@ def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
     def forward(x: Tensor) -> Tensor:
         summed = add_up(multiply(x, module.weight))
         return summed if module.bias is None else summed + module.bias
+
+    compute_on_shares(module, forward)
+
+
+def _norm_over_ranks(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Let an RMSNorm over outputs that ranks split divide by the mean square of all of them.
+
+    One fp32 number a token passes between the ranks. As in transformers' module for OLMo 2, the
+    scale is multiplied before the result is rounded.
+    """
+    norm: Any = module  # no class of torch's: each family of transformers has its own
+    width, eps = norm.weight.shape[0], float(norm.variance_epsilon)
+
+    def forward(x_BLi: Tensor) -> Tensor:
+        wide_BLi = x_BLi.float()
+        squares_BL1 = sum_over(wide_BLi.square().sum(dim=-1, keepdim=True), group)
+        normed_BLi: Tensor = norm.weight * (wide_BLi * torch.rsqrt(squares_BL1 / width + eps))
+        return normed_BLi.to(x_BLi.dtype)
 
     compute_on_shares(module, forward)
 

@@ -220,7 +220,9 @@ class BlockTimes:
             tp, cp, ep, tokens, forward_s=forward_s, attention_s=attention_f
         )
         # tp adds four collectives a pass: a gather and a scatter around attention and the MLP.
-        launched = kernels + attention_kernels + (4 if tp > 1 else 0)
+        # A norm over split outputs adds up squares.
+        sums = 4 + len(self.shape.family.split_norms)
+        launched = kernels + attention_kernels + (sums if tp > 1 else 0)
         launched += sum(self._launches(count) for *_, count in products)
         host_s = HOST_S[self.techniques.kernels] * launched
         forward = Pass(
@@ -308,6 +310,9 @@ class BlockTimes:
             "eager": (30, 10, 5, 45) if shape.is_gated else (16, 4, 4, 28),
         }[tech.kernels]
         elements = per_stream * stream + per_rotated * rotated + per_inner * activated
+        per_normed = 12 if tech.kernels == "eager" else 2
+        elements += per_normed * tokens * shape.split_norm_width / tp
+        kernels += per_normed // 2 * len(shape.family.split_norms)
         moved = elements * self.formats.compute_bytes
         if self._is_narrow:
             casts = sum(rows * depth * count for rows, _, depth, count in products)

@@ -383,6 +383,7 @@ def block_bytes(w: Workload) -> float:
         2 * hidden if tech.dropout else 0
     )
     attention = size * (2 * heads + 2 * kv_heads) + _score_bytes(w)
+    attention += _norm_bytes(w) * shape.split_norm_width
     kept_inner = 2  # before and after the activation
     if shape.is_gated:  # gate, silu(gate), up, and their product; fused ones make silu(gate) again
         kept_inner = 4 if tech.kernels == "eager" else 3

@@ -177,17 +177,29 @@ class _Traffic:
         zero = 1 if self.layout.dp_shard * self.layout.cp == 1 else self.layout.zero
         sums = 1 if zero == 1 else self.passes
         size = self.w.formats.compute_bytes
+        numbers = vocabulary + self._squares()
         yield Term(
             name="sums of tp",
-            bytes=round(2 * _part(tp) * (vocabulary + sums * unsplit * size)),
+            bytes=round(2 * _part(tp) * (numbers + sums * unsplit * size)),
             reason=f"three numbers a token for the loss, gradients of norms; over {tp} ranks",
         )
 
-    def _recomputed_sums(self) -> float:
-        """Return the share of blocks whose last sum precedes an adapter.
+    def _squares(self) -> float:
+        """Return the bytes of the squares that norms over split outputs add up: fp32, one a token.
 
-        That sum is then recomputed with the input of the adapter.
+        So are their gradients, and what is recomputed adds them up again.
         """
+        backward = self.backward_layers * (1 + self.recompute_share)
+        norms = len(self.shape.family.split_norms)
+        return 4 * norms * self.tokens * self.passes * (self.layers + backward)
+
+    def _recomputed_sums(self) -> float:
+        """Return the share of blocks whose last sum precedes a norm or an adapter.
+
+        That sum is then recomputed as the input of what follows it.
+        """
+        if self.shape.family.ends_with_norm:
+            return 1.0
         adapters = None if self.w.trained is None else self.w.trained.adapters
         return 0.0 if adapters is None else adapters.at_end
 

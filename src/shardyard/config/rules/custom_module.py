@@ -171,7 +171,7 @@ BY_POSITIONS = (
     "diffllama", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4",
     "glm4_moe", "gpt_bigcode", "gpt_neo", "gptj", "granite", "granitemoe", "helium",
     "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "ministral", "nanochat", "nemotron", "olmo",
-    "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
+    "olmo3", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
     "stablelm", "starcoder2", "vaultgemma",
 )  # fmt: skip
 """Types of which transformers keeps documents apart where positions restart."""
