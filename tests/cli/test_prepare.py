@@ -185,7 +185,7 @@ def test_samples_are_shown_as_training_reads_them(
         "data.tokenizer=train",
         "data.vocab_size=300",
         "data.pack=whole",
-        "data.seq_len=128",
+        "data.seq_len=256",
         "data.workers=1",
     ]
     assert main(["prepare", *settings, "--show", "1", "--json"]) == 0
@@ -194,7 +194,9 @@ def test_samples_are_shown_as_training_reads_them(
     number = question["text"].partition("What is ")[2].partition("?")[0]
     assert not question["loss"] and question["text"].endswith("<|im_start|>assistant\n")
     assert answer["loss"] and answer["text"].startswith(f"It is {number}.<|im_end|>")
-    assert 0 < sample["loss_tokens"] < sample["tokens"] <= 128
+    answers = [part["text"] for part in sample["parts"] if part["loss"]]
+    assert all(text.endswith("<|im_end|><|endoftext|>") for text in answers) and len(answers) > 1
+    assert 0 < sample["loss_tokens"] < sample["tokens"] <= 256
     assert main(["prepare", *settings, "--show", "2"]) == 0
     printed = capfd.readouterr().out
     assert "sample 2: " in printed and f'loss  "{answer["text"]}' in printed

@@ -218,7 +218,7 @@ def _rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
         *_packed(metadata),
         ("vocabulary", f"{metadata.vocab_size:,} tokens{_bytes_a_token(metadata)}"),
         ("documents begin with", metadata.bos_token or "no token of their own"),
-        ("unigram entropy", f"{metadata.unigram_entropy:.3f} nats a token"),
+        *_entropy(metadata),
         *((f"source {part.name}", _of_part(part)) for part in metadata.parts),
     ]
 
@@ -232,6 +232,12 @@ def _of_part(part: SourceMetadata) -> str:
     data = part.data
     held_out = f"{data.eval_tokens:,} for validation"
     return f"{part.slots / SLOTS:.1%} of the samples, {data.train_tokens:,} tokens, {held_out}"
+
+
+def _entropy(metadata: DatasetMetadata) -> list[tuple[str, str]]:
+    """The unigram entropy, where the loss is one of tokens."""
+    entropy = metadata.unigram_entropy
+    return [("unigram entropy", f"{entropy:.3f} nats a token")] if entropy else []
 
 
 def _loss_token_rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:

@@ -32,12 +32,22 @@ def show_samples(samples: Samples, folder: Path, *, count: int) -> list[dict[str
         if {"tokens", "targets"} - batch.fields.keys():
             raise RequestError("--show is for text, and these samples are not: leave it out.")
         length = batch["tokens"].shape[1] if batch.lengths_B is None else int(batch.lengths_B[0])
-        tokens = batch["tokens"][0, :length].tolist()
-        targets = batch["targets"][0, :length].tolist()
-        parts = list(_parts(tokens, targets, tokenizer))
+        tokens, targets, positions = (
+            batch[name][0, :length].tolist() for name in ("tokens", "targets", "positions")
+        )
+        parts: list[dict[str, Any]] = []
+        for document in _documents(positions):
+            parts += _parts(tokens[document], targets[document], tokenizer)
         loss_tokens = sum(target != IGNORED for target in targets)
         shown.append({"tokens": length, "loss_tokens": loss_tokens, "parts": parts})
     return shown
+
+
+def _documents(positions: list[int]) -> Iterator[slice]:
+    """The places of each document, where positions restart."""
+    starts = [place for place, position in enumerate(positions) if position == 0 or place == 0]
+    for start, stop in zip(starts, [*starts[1:], len(positions)], strict=True):
+        yield slice(start, stop)
 
 
 def _parts(
