@@ -21,13 +21,18 @@ _WAIT_S = 60.0
 class Terminal:
     """What a person has: a keyboard and what was shown so far."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, pid: int) -> None:
         self._descriptor = descriptor
+        self.pid = pid
         self._shown = ""
 
     def type(self, keys: str) -> None:
         """Press keys, as ``\\t`` and ``\\n``."""
         os.write(self._descriptor, keys.encode())
+
+    def close(self) -> None:
+        """Close the terminal, as its window does."""
+        os.close(self._descriptor)
 
     def wait(self, pattern: str) -> str:
         """Read on until a pattern is shown; returns the text up to its end, without colours.
@@ -65,9 +70,10 @@ def terminal(
             os._exit(127)
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     try:
-        yield Terminal(descriptor)
+        yield Terminal(descriptor, pid)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        os.close(descriptor)
+        with suppress(OSError):  # closed by the test
+            os.close(descriptor)
         os.waitpid(pid, 0)

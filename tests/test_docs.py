@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from docs.generate.verbs import verb_page
 from shardyard.cli import _VERBS as VERBS
 from shardyard.cli import main
 from shardyard.config.load import is_override, load_recipe
@@ -124,7 +125,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_has_commands_that_are_checked() -> None:
-    assert {f"docs/verbs/{verb}.md" for verb in VERBS} <= {command.page for command in COMMANDS}
+    shown_on = {(command.page, command.arguments[0]) for command in COMMANDS}
+    assert {(f"docs/{verb_page(verb)}", verb) for verb in VERBS} <= shown_on
     assert {shown(example) for example in EXAMPLES} <= {command.page for command in COMMANDS}
 
 
@@ -413,7 +415,7 @@ def test_files_and_settings_that_a_page_names_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_page_of_a_verb_names_all_its_options(verb: str) -> None:
-    page = (ROOT / "docs" / "verbs" / f"{verb}.md").read_text()
+    page = (ROOT / "docs" / verb_page(verb)).read_text()
     program = import_module(f"shardyard.cli.{verb}").command
     options = [option for param in program.params for option in param.opts if option[0] == "-"]
     assert [option for option in options if f"`{option}" not in page] == []

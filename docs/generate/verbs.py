@@ -30,12 +30,26 @@ this machine (`data.source=`), and run ids, newest first. Settings of installed
 """
 
 
+SECTIONS = {"chat": ("evaluate", "chat")}
+"""Verb without a page of its own -> verb whose page has it, and the section there."""
+
+
+def verb_page(verb: str) -> str:
+    """The page that has a verb, from the folder of docs."""
+    return f"verbs/{SECTIONS.get(verb, (verb,))[0]}.md"
+
+
+def _link(verb: str) -> str:
+    section = f"#{SECTIONS[verb][1]}" if verb in SECTIONS else ""
+    return f"{verb_page(verb)}{section}"
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for heading, verbs in GROUPS.items():
         rows = (
-            f"| [`{verb}`](verbs/{verb}.md) | {does.rstrip('.')} | `{EXAMPLES[verb]}` |\n"
+            f"| [`{verb}`]({_link(verb)}) | {does.rstrip('.')} | `{EXAMPLES[verb]}` |\n"
             for verb, does in verbs.items()
         )
         parts.append(f"## {heading}\n\n| verb | does | example |\n|---|---|---|\n{''.join(rows)}")

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import click
 
+from docs.generate.verbs import SECTIONS, verb_page
 from shardyard.cli import _VERBS as VERBS
 from shardyard.cli import shardyard
 
 ROOT = Path(__file__).parents[2]
 PYTHON_API = "docs/python-api.md"
 
-VERB_PAGES = {verb: f"docs/verbs/{verb}.md" for verb in VERBS}
+VERB_PAGES = {verb: f"docs/{verb_page(verb)}" for verb in VERBS if verb not in SECTIONS}
 
 
 PARTS = {
@@ -146,10 +147,12 @@ def links(text: str) -> Iterator[str]:
     return (link for link in found if "://" not in link)
 
 
-def help_of(verb: str) -> str:
-    """What ``shardyard VERB --help`` prints, as the last part of the verb's page."""
+def help_of(page_verb: str) -> str:
+    """What ``shardyard VERB --help`` prints, for each verb of a page, as its last part."""
     program = shardyard.make_context("shardyard", [], terminal_width=90)
-    texts = "".join(f"\n```text\n{text}\n```\n" for text in _helps(shardyard, verb, program))
+    verbs = [page_verb, *(verb for verb, (page, _) in SECTIONS.items() if page == page_verb)]
+    helps = chain.from_iterable(_helps(shardyard, verb, program) for verb in verbs)
+    texts = "".join(f"\n```text\n{text}\n```\n" for text in helps)
     return f"\n## Help\n{texts}"
 
 

@@ -55,6 +55,7 @@ _GROUPS = {
         "compare": "Compare runs: curves, speed, cost to a target, settings.",
         "study": "Measure or plan how a recipe scales, as a table and a page.",
         "evaluate": "Score a model: perplexity of text, and tasks.",
+        "chat": "Talk to the model of a run or a folder.",
         "export": "Write a checkpoint as a Hugging Face folder.",
         "fetch": "Copy the results of a remote run into its folder here.",
     },
@@ -94,6 +95,7 @@ _EXAMPLES = {
     "compare": "shardyard compare my-run other-run",
     "study": "shardyard study recipe.yaml --nodes 1,2,4",
     "evaluate": "shardyard evaluate my-run --text validation.jsonl",
+    "chat": "shardyard chat my-run --prompt 'Who are you?'",
     "export": "shardyard export my-run --to my-model",
     "fetch": "shardyard fetch my-run",
     "cluster": "shardyard cluster create recipe.yaml",
@@ -135,22 +137,18 @@ _OTHER_WORDS = {
     "eval": "evaluate",
     "test": "evaluate",
     "validate": "config",
+    **dict.fromkeys(("generate", "sample", "infer", "inference", "predict", "talk"), "chat"),
     "check": "doctor",
     "tokenize": "prepare",
 }
 """Verb of other programs -> the verb that is meant."""
 
 _MERGE = "Merge adapters while exporting: shardyard export RUN --to my-model --merged"
-_GENERATE = (
-    "Sample at the end of a run with task.generate_tokens=50, or export it and use it elsewhere: "
-    "shardyard export RUN --to my-model"
-)
 _SWEEP = (
     "Start one run for each value, then compare them: shardyard compare RUN RUN (docs/python.md)"
 )
 _NO_VERB_NEEDED = {
     **dict.fromkeys(("merge", "merge_lora", "merge-lora"), _MERGE),
-    **dict.fromkeys(("chat", "generate", "sample", "infer", "inference", "predict"), _GENERATE),
     **dict.fromkeys(("sweep", "tune", "grid"), _SWEEP),
 }
 """Verb of other programs -> what to do instead, as there is no such verb."""

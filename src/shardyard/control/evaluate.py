@@ -43,7 +43,6 @@ class EvaluationRequest:
         words += [word for text in self.texts for word in ("--text", str(text))]
         values = {
             "--text-key": self.text_key,
-            "--step": self.step,
             "--limit": self.limit,
             "--dtype": self.dtype,
             "--context": self.context,
@@ -67,9 +66,52 @@ def evaluate(
         RequestError: It is neither, or only the nodes see its files.
         ShardyardError: The evaluation failed.
     """
+    place = model_place(model, request.step, runs_dir=runs_dir, launchers=launchers)
+    return run_program("shardyard.evaluation.run", [*place.options, *request.options()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlace:
+    """Place of a model's weights, for the programs that run it."""
+
+    folder: Path
+    """Folder of a run, or of a model."""
+    step: str | None
+    """Checkpoint of the run: a step, latest or best; None: it is a model's folder."""
+
+    @property
+    def options(self) -> list[str]:
+        """Options of such a program."""
+        if self.step is None:
+            return [f"--folder={self.folder}"]
+        return [f"--run={self.folder}", f"--step={self.step}"]
+
+
+def model_place(
+    model: str | Path, step: str, *, runs_dir: Path, launchers: Launchers | None
+) -> ModelPlace:
+    """Find a run or a model folder on this machine.
+
+    Args:
+        model: Folder or id of a run, also as RUN@STEP or RUN@best, or the folder of a model.
+        step: Checkpoint of a run: a step, latest or best.
+
+    Raises:
+        RequestError: It is neither, or only the nodes see its files.
+    """
     folder = Path(model)
     if folder.is_dir() and not is_run(folder):
-        return _run("--folder", folder, request)
+        if step != "latest":
+            raise RequestError(
+                f"--step {step}: {model} is the folder of a model, which has no steps. Leave "
+                "--step out, or give a run."
+            )
+        return ModelPlace(folder=folder, step=None)
+    name, at, named_step = str(model).rpartition("@")
+    if at and not folder.is_dir():
+        if step not in ("latest", named_step):
+            raise RequestError(f"{model} and --step {step} name two checkpoints. Give one of them.")
+        model, step = name, named_step
     location = locate_run(find_run(str(model), runs_dir), launchers)
     found = location.folder
     if found is None and location.run_dir.checkpoint_steps() and location.run_dir.attempts():
@@ -78,9 +120,9 @@ def evaluate(
         handle = location.run_dir.handle
         raise RequestError(
             f"run {location.run_dir.run_id}: only its nodes see its checkpoints. Bring them here "
-            f"first: `shardyard fetch {handle} --step {request.step}`."
+            f"first: `shardyard fetch {handle} --step {step}`."
         )
-    return _run("--run", found.path, request)
+    return ModelPlace(folder=found.path, step=step)
 
 
 def evaluate_model(
@@ -128,11 +170,6 @@ def evaluate_model(
         batch_tokens=batch_tokens,
     )
     return evaluate(model, request)
-
-
-def _run(option: str, folder: Path, request: EvaluationRequest) -> dict[str, Any]:
-    arguments = [option, str(folder), *request.options()]
-    return run_program("shardyard.evaluation.run", arguments)
 
 
 def table(result: dict[str, Any]) -> list[list[str]]:

@@ -71,7 +71,7 @@ def _read_answer(output: str, module: str, exit_code: int) -> dict[str, Any]:
         answer = parse_json(lines[-1])
     except (IndexError, ValueError) as error:
         raise ShardyardError(
-            f"`python -m {module}` ended with {_ending(exit_code)} and gave no answer. Its last "
+            f"`python -m {module}` ended with {ending_of(exit_code)} and gave no answer. Its last "
             "lines are above; run the same command again to continue where it stopped."
         ) from error
     if "error" in answer:
@@ -90,7 +90,8 @@ def error_of(exit_code: object, message: str, *, page: str = "") -> ShardyardErr
     return kind(message, page=page)
 
 
-def _ending(exit_code: int) -> str:
+def ending_of(exit_code: int) -> str:
+    """Return a process's end in words: its exit code, or the signal that killed it."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     name = signal.Signals(-exit_code).name

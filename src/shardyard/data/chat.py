@@ -326,6 +326,48 @@ def _contains_text(text: str, content: str) -> bool:
     return "".join(content.split()) in "".join(text.split())
 
 
+class DialoguePrompts:
+    """Turns dialogues into what a model reads before it answers, by its chat template."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        """Args:
+            encoder: Tokenizer, with the template among its files.
+
+        Raises:
+            RequestError: It has no template, or none that Jinja can read.
+        """
+        self._template = ChatTemplate(encoder.files, name=encoder.name)
+        self._tokens = ChatTokens(
+            encoder.files["tokenizer.json"], self._template.source, name=encoder.name
+        )
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Tokens that no text may become."""
+        return self._tokens.special
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of messages, up to where the next answer begins.
+
+        Raises:
+            RenderError: The template does not take them.
+        """
+        escape = self._tokens.escape_special_tokens
+        escaped = [escape(each, is_answer=each["role"] == "assistant") for each in messages]
+        ids, _ = self._tokens.encode(self._template.render(escaped, add_generation_prompt=True))
+        return ids
+
+    def turn_end(self) -> str | None:
+        """Return the special token that the template writes behind an answer; None: it has none."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
+        try:
+            _, _, behind = self._template.render(messages).rpartition(PROBE)
+        except RenderError:
+            return None
+        end = alternatives_pattern(self._tokens.special).search(behind)
+        return None if end is None else end[0]
+
+
 def parsed_row(section: TextSection) -> Any:
     """The JSON of a row of messages.
 

@@ -43,8 +43,11 @@ class ScoredContinuation:
 Answer = ScoredContinuation | str
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, *, verb: str = "evaluate") -> None:
     """Raise unless a folder holds a causal language model with its tokenizer.
+
+    Args:
+        verb: Verb of the command line that needs the model.
 
     Raises:
         RequestError: It does not; says what it holds.
@@ -67,7 +70,7 @@ def check_folder(folder: Path) -> None:
     if not any(name.endswith(CAUSAL_CLASSES) for name in names):
         raise RequestError(
             f"{folder} is no causal language model: config.json names "
-            f"{', '.join(names) or 'no architecture'}. `evaluate` scores models whose class ends "
+            f"{', '.join(names) or 'no architecture'}. `{verb}` takes models whose class ends "
             f"in {' or '.join(CAUSAL_CLASSES)}."
         )
     if not has_weight_files(folder):
@@ -86,7 +89,7 @@ def load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, **_LOCAL)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{folder} has no tokenizer that transformers reads ({_first_line(error)}). Copy "
+            f"{folder} has no tokenizer that transformers reads ({first_line(error)}). Copy "
             "tokenizer.json and tokenizer_config.json of the model there."
         ) from error
 
@@ -102,7 +105,7 @@ def load_config(folder: Path) -> Any:
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise RequestError(
             f"{folder}: transformers {transformers.__version__} cannot open this model "
-            f"({_first_line(error)}). Code of a model folder is not run; update transformers if a "
+            f"({first_line(error)}). Code of a model folder is not run; update transformers if a "
             "newer one knows it."
         ) from error
 
@@ -132,6 +135,33 @@ def check_memory(folder: Path, dtype: str | None, processes: int) -> None:
         )
 
 
+def load_model(folder: Path, dtype: str | None) -> Any:
+    """Load a model into the memory of the host.
+
+    Args:
+        dtype: Dtype of the weights in memory; None: as saved.
+
+    Raises:
+        RequestError: The folder lacks weights of the model.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=DTYPES[dtype] if dtype else "auto",
+        use_safetensors=True,
+        output_loading_info=True,
+        **_LOCAL,
+    )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise RequestError(
+            f"{folder} lacks {len(missing)} tensors of the model, the first is {missing[0]}. "
+            "Compare config.json with the weights: `shardyard doctor model.path=FOLDER`."
+        )
+    return model
+
+
 class ScoringModel:
     """A model on this process's device."""
 
@@ -146,23 +176,9 @@ class ScoringModel:
         Raises:
             RequestError: The folder lacks weights of the model.
         """
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
         self._tokenizer = tokenizer
         self._device = select_device(available_device(), rank)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=DTYPES[dtype] if dtype else "auto",
-            use_safetensors=True,
-            output_loading_info=True,
-            **_LOCAL,
-        )
-        missing = sorted(report["missing_keys"])
-        if missing:
-            raise RequestError(
-                f"{folder} lacks {len(missing)} tensors of the model, the first is {missing[0]}. "
-                "Compare config.json with the weights: `shardyard doctor model.path=FOLDER`."
-            )
+        model = load_model(folder, dtype)
         self._model = model.to(self._device).eval()
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._batch_tokens = batch_tokens
@@ -183,7 +199,7 @@ class ScoringModel:
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"a batch of {len(batch)} sequences does not fit on {self._device} "
-                f"({_first_line(error)}). Use --batch-tokens {self._batch_tokens // 4}, --context "
+                f"({first_line(error)}). Use --batch-tokens {self._batch_tokens // 4}, --context "
                 "with fewer tokens, or --dtype bfloat16."
             ) from error
 
@@ -304,5 +320,5 @@ def _dealt(
         yield batch
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

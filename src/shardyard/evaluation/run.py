@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,8 @@ from typing import Any
 import torch
 import transformers
 
-from shardyard.checkpoint.export import plan_export, write_export
-from shardyard.checkpoint.export_formats import has_adapters
-from shardyard.checkpoint.select import choose_checkpoint
-from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.evaluation.checkpoint_folder import exported_checkpoint
 from shardyard.evaluation.language_model import (
     BATCH_TOKENS,
     DTYPES,
@@ -61,9 +57,7 @@ from shardyard.evaluation.worker import (
 from shardyard.io.files import write_json
 from shardyard.own_processes import python_program, signals_as_exceptions
 from shardyard.parallel.device import available_device
-from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.script import check_has_recipe
 
 RESULTS = "evaluations"
 """Folder in a run's folder: one file of results for each call."""
@@ -289,64 +283,13 @@ def _counts(totals: TextTotals) -> dict[str, int]:
     return {"tokens": totals.tokens, "words": totals.words, "bytes": totals.bytes}
 
 
-@contextmanager
-def _exported(run_dir: RunDir, options: argparse.Namespace) -> Iterator[tuple[Path, int]]:
-    """Export a checkpoint into a folder that is removed afterwards; yields it and the step."""
-    resolved = _resolved(run_dir)
-    chosen = choose_checkpoint(run_dir, options.step)
-    for note in (*([chosen.note] if chosen.note else []), *chosen.damaged):
-        print(f"warning: {note}. Step {chosen.step} is evaluated.", file=sys.stderr)
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=".evaluate-", dir=run_dir.path)
-    except OSError:  # somebody else's run, which this user may only read
-        scratch = tempfile.TemporaryDirectory(prefix="shardyard-evaluate-")
-    with scratch as name:
-        folder = Path(name) / f"step-{chosen.step:08d}"
-        plan = plan_export(
-            chosen.path,
-            resolved,
-            folder,
-            dtype=DTYPES.get(options.dtype),
-            merged=has_adapters(resolved),
-        )
-        write_export(plan, resolved)
-        yield folder, chosen.step
-
-
-def _resolved(run_dir: RunDir) -> Resolved:
-    """The run's recipe, of a causal language model.
-
-    Raises:
-        RequestError: It trains something else, or is not known.
-    """
-    check_has_recipe(
-        run_dir,
-        verb="`evaluate`",
-        instead="Export the model in the script by shardyard.export(model, FOLDER), then evaluate "
-        "the folder.",
-    )
-    resolved = latest_resolved(run_dir).resolved
-    if resolved is None:
-        raise RequestError(
-            f"{run_dir.path} has no attempt whose resolved.json can be read, so its model is not "
-            "known. Export it where it was trained, and evaluate the folder."
-        )
-    shape = resolved.shape
-    if shape is None or not shape.is_causal or shape.label_head is not None:
-        raise RequestError(
-            f"run {run_dir.run_id} trains task.name={resolved.recipe.task.name}, which is no "
-            "causal language model: it cannot score or continue text. Its validation metrics are "
-            f"in `shardyard report {run_dir.handle}`."
-        )
-    return resolved
-
-
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     options.tasks = find_tasks(options.task)
     if options.run is None:
         return evaluate_folder(options.folder.resolve(), options)
     run_dir = RunDir(options.run.resolve())
-    with _exported(run_dir, options) as (folder, step):
+    with exported_checkpoint(run_dir, options.step, options.dtype, verb="evaluate") as found:
+        folder, step = found
         result = evaluate_folder(folder, options)
     result |= {"model": str(run_dir.checkpoint(step)), "run": run_dir.run_id, "step": step}
     result["t"] = round(time.time(), 3)

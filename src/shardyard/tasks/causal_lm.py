@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from shardyard.config.resolved import Resolved
-from shardyard.data.chat import ChatTokens
-from shardyard.data.chat_template import ChatTemplate, RenderError
+from shardyard.data.chat import DialoguePrompts
+from shardyard.data.chat_template import RenderError
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.data.samples import Prepare, identity_prepare
 from shardyard.data.shards import LEARNT
@@ -185,8 +185,8 @@ def question(encoder: TextEncoder, text: str) -> tuple[list[int], frozenset[int]
     Raises:
         RenderError: The template does not take it.
     """
-    template = ChatTemplate(encoder.files, name=encoder.name)
-    tokens = ChatTokens(encoder.files["tokenizer.json"], template.source, name=encoder.name)
-    said = {"role": "user", "content": tokens.escape_special_tokens(text, is_answer=False)}
-    ids, _ = tokens.encode(template.render([said], add_generation_prompt=True))
-    return ids, frozenset(encoder.id_of(each) for each in (*tokens.special, encoder.end_token))
+    prompts = DialoguePrompts(encoder)
+    ids = prompts.encode([{"role": "user", "content": text}])
+    return ids, frozenset(
+        encoder.id_of(each) for each in (*prompts.special_tokens, encoder.end_token)
+    )
