@@ -33,7 +33,7 @@ from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 from shardyard.evaluation.adapters import add_adapter, base_folder
 from shardyard.evaluation.answers import AnsweringModel, Sampling
 from shardyard.evaluation.checkpoint_folder import exported_checkpoint
-from shardyard.evaluation.dialogue import Dialogue, encoder_of
+from shardyard.evaluation.dialogue import ChatDialogue, encoder_of
 from shardyard.evaluation.language_model import (
     DTYPES,
     check_folder,
@@ -70,7 +70,7 @@ class Chat:
         tokenizer = load_tokenizer(folder if has_own else weights)
         self.context_tokens = model_length(load_config(weights), tokenizer)
         self._max_tokens: int = settings["max_tokens"]
-        self.dialogue = Dialogue(
+        self.dialogue = ChatDialogue(
             encoder_of(tokenizer, str(folder)),
             has_template=bool(tokenizer.chat_template),
             context_tokens=self.context_tokens,

@@ -56,7 +56,7 @@ def encoder_of(tokenizer: Any, name: str) -> TextEncoder:
     return TextEncoder(files, name=name)
 
 
-class Dialogue:
+class ChatDialogue:
     """One dialogue, and the prompt of its next answer."""
 
     def __init__(
