@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardyard.checkpoint.export import export
+from shardyard.control.evaluate import ModelPlace, model_place
 from shardyard.errors import RequestError
 from shardyard.evaluation import chat
 from shardyard.evaluation.checkpoint_folder import exported_checkpoint
@@ -72,6 +73,15 @@ def test_a_run_answers_as_its_export(run_dir: RunDir, tmp_path: Path) -> None:
     about = of_run[0]["ready"]
     assert (about["run"], about["step"], about["has_template"]) == ("tiny-run", step, False)
     assert not list(run_dir.path.glob(".chat-*")), "the exported weights are removed"
+
+
+def test_a_run_is_named_with_its_step(run_dir: RunDir, tmp_path: Path) -> None:
+    def place(name: str, step: str = "latest") -> ModelPlace:
+        return model_place(name, step, runs_dir=run_dir.path.parent, launchers=None)
+
+    assert place("tiny-run@best") == place("tiny-run", "best")
+    assert place(f"{run_dir.path}@2", "2") == ModelPlace(folder=run_dir.path, step="2")
+    assert place(str(tmp_path)).options == [f"--folder={tmp_path}"]
 
 
 def _still_open(lines: list[bytes]) -> Iterator[bytes]:

@@ -96,6 +96,18 @@ def test_an_answer_ends_at_the_end_of_the_turn(tmp_path: Path) -> None:
     assert (answer.ids, answer.text, answer.finish, pieces) == ([end], "", "end", [])
 
 
+def test_an_answer_ends_at_words_that_the_template_writes_behind_one(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ 'END' if m.role == 'assistant' }}"
+    folder = write_llama(tmp_path / "model", template=template + "{% endfor %}")
+    _, whole, _ = asked(chat_with(folder), "Who are you?")
+    end = whole.text[5:9]
+    (folder / "chat_template.jinja").write_text(template.replace("END", end) + "{% endfor %}")
+    _, answer, pieces = asked(chat_with(folder), "Who are you?")
+    assert (answer.text, answer.finish) == (whole.text.partition(end)[0], "end")
+    assert "".join(pieces) == answer.text
+    assert answer.ids == whole.ids[: len(answer.ids)] and len(answer.ids) < len(whole.ids)
+
+
 def test_a_model_without_a_template_continues_the_text(gpt2: Path) -> None:
     chat = chat_with(gpt2)
     tokenizer: Any = AutoTokenizer.from_pretrained(gpt2)

@@ -358,14 +358,15 @@ class DialoguePrompts:
         return ids
 
     def turn_end(self) -> str | None:
-        """Return the special token that the template writes behind an answer; None: it has none."""
+        """Return what ends an answer: the special token that the template writes behind one, else
+        its words there; None: it writes none."""
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
         try:
             _, _, behind = self._template.render(messages).rpartition(PROBE)
         except RenderError:
             return None
-        end = alternatives_pattern(self._tokens.special).search(behind)
-        return None if end is None else end[0]
+        token = alternatives_pattern(self._tokens.special).search(behind)
+        return token[0] if token else behind.strip() or None
 
 
 def parsed_row(section: TextSection) -> Any:

@@ -49,11 +49,19 @@ class AnsweringModel:
     """A model on its device with its tokenizer."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, end_ids: Collection[int], sampling: Sampling
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        end_ids: Collection[int],
+        end_text: str | None,
+        sampling: Sampling,
     ) -> None:
         """Args:
-        end_ids: Tokens that end an answer, besides those that the model's folder names.
+        end_ids: Tokens that end an answer, in addition to those that the model's folder names.
+        end_text: Text that ends an answer and is no part of it; None: only tokens do.
         """
+        self._end_text = end_text
         self._model = model
         self._backend = tokenizer.backend_tokenizer
         self._tokenizer = tokenizer
@@ -85,7 +93,7 @@ class AnsweringModel:
             OutOfMemoryError: The device has too little memory.
         """
         before = list(prompt) if continues else []
-        pieces = _TextPieces(self._backend, before, on_text)
+        pieces = _TextPieces(self._backend, before, on_text, self._end_text)
         budget = min(room, max_tokens)
         try:
             ids = self._generate(prompt, budget, pieces, stop)
@@ -96,7 +104,7 @@ class AnsweringModel:
                 "--dtype bfloat16 or smaller --max-tokens."
             ) from error
         finish: Finish = "end"
-        if not (ids and ids[-1] in self.end_ids):
+        if not (pieces.has_ended or (ids and ids[-1] in self.end_ids)):
             if stop.is_set():
                 finish = "interrupted"
             elif len(ids) >= budget:
@@ -129,7 +137,7 @@ class AnsweringModel:
             eos_token_id=self.end_ids,
             pad_token_id=pad,
             streamer=pieces,
-            stopping_criteria=[_Stopped(stop)],
+            stopping_criteria=[_Stopped(stop, pieces)],
             tokenizer=self._tokenizer,  # for stop_strings that the folder may name
             **drawn,
         )
@@ -138,23 +146,34 @@ class AnsweringModel:
 
 
 class _Stopped(StoppingCriteria):  # type: ignore[misc]
-    """Ends all sequences once an event is set."""
+    """Ends all sequences once an event is set, or the text has ended."""
 
-    def __init__(self, stop: Event) -> None:
-        self._stop = stop
+    def __init__(self, stop: Event, pieces: "_TextPieces") -> None:
+        self._stop, self._pieces = stop, pieces
 
     def __call__(self, input_ids: Tensor, _scores: Tensor, **_: Any) -> Tensor:
-        return torch.full((len(input_ids),), self._stop.is_set(), device=input_ids.device)
+        is_over = self._stop.is_set() or self._pieces.has_ended
+        return torch.full((len(input_ids),), is_over, device=input_ids.device)
 
 
 class _TextPieces(BaseStreamer):  # type: ignore[misc]
     """Text of an answer in pieces, as its tokens come."""
 
-    def __init__(self, backend: Any, before: Sequence[int], on_text: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        before: Sequence[int],
+        on_text: Callable[[str], None],
+        end_text: str | None,
+    ) -> None:
         self._backend, self._before, self._on_text = backend, list(before), on_text
+        self._end_text = end_text
         self._stream: DecodeStream | None = DecodeStream(ids=self._before, skip_special_tokens=True)
         self._is_prompt = True
-        self._sent = ""
+        self._found = ""
+        self._sent = 0
+        self.has_ended = False
+        """Whether the end text has come."""
 
     def put(self, value: Tensor) -> None:
         """Take the prompt, then each token."""
@@ -173,8 +192,22 @@ class _TextPieces(BaseStreamer):  # type: ignore[misc]
             self._stream = None  # a decoder that changes earlier text: the rest comes at the end
             return
         if piece:
-            self._sent += piece
-            self._on_text(piece)
+            self._found += piece
+            self.has_ended = self._end_text is not None and self._end_text in self._found
+            self._send(self._without_end(self._found))
+
+    def _without_end(self, text: str) -> str:
+        """Return a text up to its end text, or to what may become one."""
+        end = self._end_text
+        if end is None:
+            return text
+        begun = next((n for n in range(len(end), 0, -1) if text.endswith(end[:n])), 0)
+        return text.partition(end)[0] if end in text else text[: len(text) - begun]
+
+    def _send(self, text: str) -> None:
+        if len(text) > self._sent:
+            self._on_text(text[self._sent :])
+            self._sent = len(text)
 
     def end(self) -> None:
         """Called after the last token."""
@@ -183,8 +216,10 @@ class _TextPieces(BaseStreamer):  # type: ignore[misc]
         """Send what was held back, and return the whole text."""
         text, before = self._text([*self._before, *ids]), self._text(self._before)
         text = text[len(before) :] if text.startswith(before) else self._text(ids)
-        if text.startswith(self._sent) and len(text) > len(self._sent):
-            self._on_text(text[len(self._sent) :])
+        if self._end_text is not None:
+            text = text.partition(self._end_text)[0]
+        if text.startswith(self._found[: self._sent]):
+            self._send(text)
         return text
 
     def _text(self, ids: Sequence[int]) -> str:

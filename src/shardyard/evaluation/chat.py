@@ -85,10 +85,12 @@ class Chat:
         model = model.to(select_device(available_device(), 0)).eval()
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = str(model.device)
+        end_ids, end_text = self.dialogue.ends()
         self.model = AnsweringModel(
             model,
             tokenizer,
-            end_ids=self.dialogue.end_ids(),
+            end_ids=end_ids,
+            end_text=end_text,
             sampling=Sampling(**{key: settings[key] for key in ("temperature", "top_k", "seed")}),
         )
 

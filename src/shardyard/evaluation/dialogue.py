@@ -107,10 +107,14 @@ class ChatDialogue:
         """Whether turns are kept; else each prompt is a text of its own."""
         return self._prompts is not None
 
-    def end_ids(self) -> set[int]:
-        """Return the ids of tokens that end an answer: the tokenizer's, and the template's."""
-        end = None if self._prompts is None else self._prompts.turn_end()
-        return {self._encoder.id_of(each) for each in (self._encoder.end_token, end) if each}
+    def ends(self) -> tuple[set[int], str | None]:
+        """Return what ends an answer: ids of tokens, and a text, if the template writes one."""
+        ids, end = {self._encoder.end_of_text_id}, None
+        if self._prompts is not None:
+            end = self._prompts.turn_end()
+            if end in self._prompts.special_tokens:
+                ids, end = {*ids, self._encoder.id_of(end)}, None
+        return ids, end
 
     def reset(self) -> None:
         """Forget all turns; the system message stays."""
