@@ -144,8 +144,8 @@ def test_an_adapter_with_tokens_of_its_own_brings_its_tokenizer(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"peft_type": "IA3"}, "peft_type='IA3' cannot be trained on; LORA can. Merge it"),
-        ({"use_dora": True, "bias": "all"}, "use_dora=True, bias='all' cannot be continued"),
+        ({"peft_type": "IA3"}, "peft_type='IA3' is not supported; LORA is. Merge it"),
+        ({"use_dora": True, "bias": "all"}, "use_dora=True, bias='all': not supported. Merge"),
         ({"target_modules": "all-linear"}, "as a list of names"),
         ({"base_model_name_or_path": None}, "model.path=BASE model.lora.path="),
         ({"base_model_name_or_path": "/nowhere"}, "which does not exist here. Give the folder"),

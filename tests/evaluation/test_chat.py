@@ -15,6 +15,7 @@ from shardyard.evaluation.answers import GeneratedAnswer, Sampling
 from shardyard.evaluation.chat import Chat
 from shardyard.evaluation.dialogue import DialoguePrompt, encoder_of
 from tests.evaluation.chat_models import END, write_gpt2, write_llama
+from tests.hub import running_hub
 
 pytestmark = pytest.mark.heavy
 
@@ -295,3 +296,21 @@ def test_an_adapter_that_does_not_fit_its_base_is_rejected(llama: Path, tmp_path
     (tmp_path / "half" / "adapter_model.safetensors").write_bytes(b"x")
     with pytest.raises(RequestError, match=r"cannot be read: .*Save the adapter again"):
         chat_with(tmp_path / "half")
+
+
+def test_a_base_of_the_hub_is_fetched(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = "model.layers.0.self_attn.q_proj"
+    draw = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{target}.lora_A.weight": torch.randn(2, 32, generator=draw),
+        f"{target}.lora_B.weight": torch.randn(32, 2, generator=draw),
+    }
+    local = write_adapter(tmp_path / "local", str(llama), **tensors)
+    remote = write_adapter(tmp_path / "remote", "acme/llama", **tensors)
+    with running_hub() as hub:
+        hub.add("acme/llama", llama)
+        hub.take_over(monkeypatch, tmp_path / "home")
+        _, found, _ = asked(chat_with(remote), "Who are you?")
+    assert found.ids == asked(chat_with(local), "Who are you?")[1].ids

@@ -301,5 +301,5 @@ def _greeting(about: dict[str, Any]) -> str:
     )  # fmt: skip
     return (
         f"{name} ({facts}){way}\n{_RESET} begins a new dialogue, {_QUIT} ends. Ctrl-C stops an "
-        "answer, twice it ends."
+        "answer, twice it ends the program."
     )

@@ -62,8 +62,8 @@ def read_adapter_folder(folder: Path) -> AdapterFolder:
         raise RequestError(f"{error} Save the adapter again.") from error
     if content.get("peft_type") != "LORA":
         raise RequestError(
-            f"{path}: peft_type={content.get('peft_type')!r} cannot be trained on; LORA can. Merge "
-            f"it into its base first ({MERGE}), and give that folder in model.path."
+            f"{path}: peft_type={content.get('peft_type')!r} is not supported; LORA is. Merge "
+            f"it into its base first ({MERGE}), and use that folder."
         )
     others = [
         f"{key}={content[key]!r}"
@@ -72,8 +72,8 @@ def read_adapter_folder(folder: Path) -> AdapterFolder:
     ]
     if others:
         raise RequestError(
-            f"{path}: {', '.join(others)} cannot be continued. Merge the adapter into its base "
-            f"first ({MERGE}), and give that folder in model.path."
+            f"{path}: {', '.join(others)}: not supported. Merge the adapter into its base "
+            f"first ({MERGE}), and use that folder."
         )
     rank, targets, base = (
         content.get(key) for key in ("r", "target_modules", "base_model_name_or_path")
