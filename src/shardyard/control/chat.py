@@ -175,11 +175,12 @@ class ChatSession:
         return content
 
     def end(self) -> None:
-        """End the program: its input ends, and it is killed if it does not follow."""
+        """End the program, also while it starts; it is killed if it does not follow."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
+        process.terminate()
         try:
             process.wait(_END_S)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
