@@ -27,6 +27,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "mistral": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
     "phi3": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
     "olmo2": ({}, ["FULL_SHARD", "tp", "pp", "cp"]),
+    "granite": ({}, ["FULL_SHARD", "tp", "pp", "cp"]),
     "gemma2": (
         {"sliding_window": 5, "final_logit_softcapping": 1.0, "attn_logit_softcapping": 1.0},
         ["FULL_SHARD", "tp", "pp", "cp"],

@@ -64,6 +64,7 @@ MORE: dict[str, tuple[int, dict[str, dict[str, Any]], float]] = {
         {"parallel": {"tp": 2}, "model": {"preset": "gemma2-tiny"}},
         EXACT,
     ),
+    "divided logits": (2, {"parallel": {"tp": 2}, "model": {"preset": "granite-tiny"}}, EXACT),
     "frozen head": (2, {"parallel": {"dp_shard": 2}, "model": {"frozen": ["lm_head"]}}, EXACT),
     "tp and dp": (4, {"parallel": {"tp": 2, "dp_shard": 2}}, EXACT),
     "pp and tp": (4, {"parallel": {"tp": 2, "pp": 2}, "optim": {"micro_batch": 3}}, EXACT),

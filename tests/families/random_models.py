@@ -69,6 +69,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "biases, all heads": {"attention_bias": True, "num_key_value_heads": 4},
         "as 3.1": {"rope_scaling": _LLAMA3},
     },
+    "granite": {
+        "own head, wide heads": {"tie_word_embeddings": False, "head_dim": 24},
+        "biases, whole numbers": {
+            "attention_bias": True,
+            "embedding_multiplier": 2,
+            "logits_scaling": 3,
+        },
+    },
     "gemma2": {
         "no caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
         "own head, biases": {"tie_word_embeddings": False, "attention_bias": True},
@@ -124,6 +132,8 @@ def logits_of(model: PreTrainedModel, shape: ModelShape) -> Tensor:
         keys=SampleKeys(),
         attention=lambda *_: SampleAttention(None, is_causal=shape.is_causal),
         logit_softcap=shape.final_logit_softcapping,
+        embedding_multiplier=shape.embedding_multiplier,
+        logits_scaling=shape.logits_scaling,
     )
     positions_BL = torch.arange(TOKENS_BL.shape[1]).expand(len(TOKENS_BL), -1)
     logits: Tensor = run(TOKENS_BL, positions_BL, torch.arange(len(TOKENS_BL)))

@@ -87,6 +87,10 @@ def test_a_head_over_labels_that_transformers_lacks_is_rejected() -> None:
     )
     with pytest.raises(RequestError, match=says):
         _ = replace(shape, label_head="tokens").family
+    with pytest.raises(
+        RequestError, match=r"over labels of samples .*'granite' \(it has: nothing\)"
+    ):
+        _ = replace(small_shape("granite"), label_head="samples").family
     kinds = {
         "samples": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         "tokens": MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,

@@ -20,6 +20,8 @@ from transformers import (
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -49,6 +51,15 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=8)),
     "olmo2": lambda: Olmo2ForCausalLM(
         Olmo2Config(**_GROUPED, eos_token_id=None, pad_token_id=None)
+    ),
+    "granite": lambda: GraniteForCausalLM(
+        GraniteConfig(
+            **_GROUPED,
+            embedding_multiplier=6.0,
+            attention_multiplier=0.2,
+            residual_multiplier=0.5,
+            logits_scaling=3.0,
+        )
     ),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_GROUPED, num_local_experts=4)),
     "gpt2": lambda: GPT2LMHeadModel(
@@ -150,6 +161,7 @@ def trained(cases: list[tuple[str, str]], folder: str) -> list[Any]:
 ON_2 = [
     ("llama", "tp=2"), ("llama", "cp=2"), ("tied llama", "pp=2"), ("mixtral", "ep=2"),
     ("gpt2", "tp=2"), ("bert", "cp=2"), ("olmo2", "tp=2"),
+    ("granite", "tp=2"),
 ]  # fmt: skip
 ON_4 = [
     ("qwen3", "tp=2,dp_shard=2"), ("mixtral", "pp=2,ep=2,dp_shard=2"),
@@ -158,7 +170,7 @@ ON_4 = [
 MORE_ON_2 = [
     ("llama", "pp=2"), ("qwen3", "tp=2"), ("qwen3", "cp=2"), ("mixtral", "tp=2"),
     ("mixtral", "cp=2"), ("gpt2", "cp=2"), ("gpt2", "pp=2"), ("bert", "tp=2"),
-    ("olmo2", "dp_shard=2,zero=3"),
+    ("olmo2", "dp_shard=2,zero=3"), ("granite", "pp=2"), ("granite", "dp_shard=2,zero=3"),
 ]  # fmt: skip
 MORE_ON_4 = [
     ("llama", "tp=2,dp_shard=2"), ("gpt2", "tp=2,cp=2"), ("gpt2", "tp=2,dp_shard=2"),

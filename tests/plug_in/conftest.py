@@ -10,7 +10,7 @@ from tests.plug_in.packages import Packages, forget
 LETTERS = Path(__file__).parent / "letters"
 POINTS = {
     "tasks": {"vowels": "letters.row:ROW"},
-    "families": {"granite": "letters.family:GRANITE"},
+    "families": {"helium": "letters.family:HELIUM"},
     "sources": {"letters": "letters.scheme:SHELF", ".ltr": "letters.reader:LTR"},
     "launchers": {"paper-mail": "letters.launcher:PaperMail"},
 }

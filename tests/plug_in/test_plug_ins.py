@@ -262,24 +262,24 @@ def test_our_own_launchers_are_whole() -> None:
 
 
 def test_a_preset_of_a_package_begins_with_its_family_and_asks_no_other(letters: Packages) -> None:
-    letters.add("gran", {"families": {"gran": "of_gran:F"}}, of_gran="1 / 0\n")
-    recipe = load_checked_recipe([], ["model.preset=granite-mini"])
-    assert [each.name for each in plug_ins_of(recipe, PRESETS["granite-mini"].shape)] == ["granite"]
-    assert "of_gran" not in sys.modules
-    assert "model.preset=granite-maxi is not a preset" in refused("model.preset=granite-maxi")
-    with pytest.raises(RequestError, match=r"the model family 'gran' of gran 1.0 cannot be loaded"):
-        load_checked_recipe([], ["model.preset=gran-mini"])
+    letters.add("heli", {"families": {"heli": "of_heli:F"}}, of_heli="1 / 0\n")
+    recipe = load_checked_recipe([], ["model.preset=helium-mini"])
+    assert [each.name for each in plug_ins_of(recipe, PRESETS["helium-mini"].shape)] == ["helium"]
+    assert "of_heli" not in sys.modules
+    assert "model.preset=helium-maxi is not a preset" in refused("model.preset=helium-maxi")
+    with pytest.raises(RequestError, match=r"the model family 'heli' of heli 1.0 cannot be loaded"):
+        load_checked_recipe([], ["model.preset=heli-mini"])
 
 
 def test_a_family_of_a_package_is_one_and_has_its_own_name(letters: Packages) -> None:
-    names = {"granite2": "letters.family:GRANITE", "olmo9": "letters.row:ROW"}
+    names = {"helium2": "letters.family:HELIUM", "olmo9": "letters.row:ROW"}
     letters.add("others", {"families": names})
-    with pytest.raises(RequestError, match=r"is of model type 'granite', and has to be named like"):
-        family_of("granite2")
+    with pytest.raises(RequestError, match=r"is of model type 'helium', and has to be named like"):
+        family_of("helium2")
     with pytest.raises(RequestError, match=r"is TaskRow, not a shardyard.families.family.Family"):
         family_of("olmo9")
-    with pytest.raises(RequestError, match=r"unknown model family 'granit'. Did you mean granite"):
-        family_of("granit")
+    with pytest.raises(RequestError, match=r"unknown model family 'heliu'. Did you mean helium"):
+        family_of("heliu")
 
 
 @pytest.mark.usefixtures("letters")

@@ -28,7 +28,7 @@ from shardyard.rundir.layout import RunDir
 from tests.distributed.runs import MACHINE
 
 RECIPE = """
-model: {preset: granite-mini}
+model: {preset: helium-mini}
 task: {name: vowels, vowels: {at_least: 2}}
 data: {source: 'letters://shelf', seq_len: 32, vocab_size: 300, workers: 1}
 optim: {global_batch: 4}
@@ -85,7 +85,7 @@ def test_a_recipe_trains_with_what_a_package_adds(site: Path, here: Path) -> Non
     package = {"distribution": "shardyard-letters", "version": "1.0"}
     assert manifest["plug_ins"] == [
         {"group": "tasks", "name": "vowels", **package},
-        {"group": "families", "name": "granite", **package},
+        {"group": "families", "name": "helium", **package},
         {"group": "sources", "name": "letters", **package},
         {"group": "sources", "name": ".ltr", **package},
     ]

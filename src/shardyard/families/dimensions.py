@@ -5,9 +5,11 @@ from typing import Any, Literal
 
 _IF_SET = (
     "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "label_head", "num_labels",
-    "label_names",
+    "label_names", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
+    "logits_scaling",
 )  # fmt: skip
-"""Sizes of latent attention and of heads over labels: other models are written without them."""
+"""Sizes of latent attention and of heads over labels, and multipliers: other models are written
+without them."""
 
 Labelled = Literal["samples", "tokens"]
 """Unit that has a label: each sample, or each token."""
@@ -45,6 +47,14 @@ class ModelDimensions:
     """The same of the logits."""
     query_pre_attn_scalar: float | None = None
     """Scores are divided by its root; None: by that of the width of a head."""
+    embedding_multiplier: float | None = None
+    """Multiplies the embedding of each token; None: 1."""
+    attention_multiplier: float | None = None
+    """Multiplies scores; None: one by the root of the width of a head."""
+    residual_multiplier: float | None = None
+    """Multiplies what attention and MLP add to the residual stream; None: 1."""
+    logits_scaling: float | None = None
+    """Divides the logits; None: 1."""
     use_parallel_residual: bool = False
     """Attention and MLP of a block both read its input, and their sum is added."""
     rope_scaling: dict[str, Any] | None = None

@@ -19,6 +19,7 @@ FAMILIES = {
     "phi3": "shardyard.families.phi3:PHI3",
     "gpt_neox": "shardyard.families.gpt_neox:GPT_NEOX",
     "olmo2": "shardyard.families.olmo2:OLMO2",
+    "granite": "shardyard.families.granite:GRANITE",
     "gemma2": "shardyard.families.gemma2:GEMMA2",
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",

@@ -35,6 +35,8 @@ class ForwardPass:
         around: Callable[..., AbstractContextManager[None]] | None = None,
         is_first: bool = True,
         logit_softcap: float | None = None,
+        embedding_multiplier: float | None = None,
+        logits_scaling: float | None = None,
     ) -> None:
         """Take a model whose parts are in place (a stage lacks some of them).
 
@@ -46,9 +48,13 @@ class ForwardPass:
                 their tokens attend.
             tokens_l: Indices in a sample of the tokens of this rank; None: all.
             logit_softcap: c of c x tanh(logit / c); None: logits are as they are.
+            embedding_multiplier: Factor of each token's embedding; None: 1.
+            logits_scaling: Divisor of the logits; None: 1.
         """
         self._scales_embedding = family.scales_embedding
         self._logit_softcap = logit_softcap
+        self._embedding_multiplier = embedding_multiplier
+        self._logits_scaling = logits_scaling
         self._embedding = part_of(model, family.embedding) if is_first else None
         self._positions = part_of(model, family.positions)
         self._token_types = part_of(model, family.token_types)
@@ -114,6 +120,9 @@ class ForwardPass:
             # A masked model predicts few of its tokens: norm and head compute only those.
             x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         x = x if self._norm is None else self._norm(x)
+        if self._logits_scaling is not None:
+            # Of the head's input, which is narrower, and also where losses are made in the head.
+            x = x / self._logits_scaling
         x = self._before_labels(x)
         if of_pairs_B2 is None:
             return self._logits(x) if targets is None else self._head(x, targets)
@@ -156,6 +165,8 @@ class ForwardPass:
         x: Tensor = self._embedding(tokens_Bl)
         if self._scales_embedding:  # rounded as transformers does: 55.5 in bf16, and not 55.4256
             x = x * torch.full((), x.shape[-1] ** 0.5, dtype=x.dtype, device=x.device)
+        if self._embedding_multiplier is not None:
+            x = x * self._embedding_multiplier
         if self._token_types is not None:
             if segments_BL is None:
                 segments = positions_BL.new_zeros(1, 1)

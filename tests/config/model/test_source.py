@@ -184,6 +184,7 @@ REFUSED = [
     ),
     ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_act='relu': only gelu_pytorch"),
     ({"model_type": "gemma2", "use_bidirectional_attention": True}, "only attention to earlier"),
+    ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling=0: not a positive number"),
     ({"model_type": "phi3", "resid_pdrop": 0.1}, "{'resid_pdrop': 0.1}: set them to 0"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),
     ({"mlp_bias": True}, "mlp_bias=true"),

@@ -169,7 +169,7 @@ LACKS = (
 BY_POSITIONS = (
     "apertus", "arcee", "bitnet", "codegen", "cohere", "cohere2", "deepseek_v2", "deepseek_v3",
     "diffllama", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4",
-    "glm4_moe", "gpt_bigcode", "gpt_neo", "gptj", "granite", "granitemoe", "helium",
+    "glm4_moe", "gpt_bigcode", "gpt_neo", "gptj", "granitemoe", "helium",
     "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "ministral", "nanochat", "nemotron", "olmo",
     "olmo3", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
     "stablelm", "starcoder2", "vaultgemma",
@@ -268,7 +268,7 @@ def _check_model_type(recipe: Recipe, kind: str) -> list[Problem]:
         text = (
             f"={value}: documents of a sample are each for itself, and a model of type {kind} is "
             f"not known to keep them apart. Set {setting}={other}, or use a model of another type, "
-            "such as gemma, granite or olmo."
+            "such as gemma, glm or olmo."
         )
         found.append(Problem(setting, text))
     if recipe.model.lora.rank is not None:

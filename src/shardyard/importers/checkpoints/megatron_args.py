@@ -154,7 +154,8 @@ def _window(value: Any, args: Args, shape: ModelShape) -> bool:
 
 def _score_scale(value: Any, _args: Args, shape: ModelShape) -> bool:
     width = shape.query_pre_attn_scalar or shape.head_width
-    return value is None or _same(value, width**-0.5)
+    scale = width**-0.5 if shape.attention_multiplier is None else shape.attention_multiplier
+    return value is None or _same(value, scale)
 
 
 def _has_query_bias(shape: ModelShape) -> bool:

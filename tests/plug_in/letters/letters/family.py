@@ -1,4 +1,4 @@
-"""The model family `granite`: blocks as Llama's, by the names of transformers' own Granite."""
+"""The model family `helium`: blocks as Llama's, by the names of transformers' own Helium."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,20 +13,20 @@ def _fields(shape: ModelDimensions) -> dict[str, Any]:
     return {
         **decoder_fields(shape),
         "head_dim": shape.head_width,
-    }  # which Granite does not work out
+    }  # which Helium does not work out
 
 
-GRANITE = replace(
+HELIUM = replace(
     LLAMA,
-    model_type="granite",
+    model_type="helium",
     config_json=ConfigJson(
-        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
+        defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-8, "sliding_window": None},
         written=_fields,
     ),
     presets={
-        "granite-mini": Preset(
+        "helium-mini": Preset(
             shape=ModelDimensions(
-                model_type="granite", vocab_size=0, hidden_size=32, intermediate_size=64,
+                model_type="helium", vocab_size=0, hidden_size=32, intermediate_size=64,
                 num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                 max_position_embeddings=64,
             ),
