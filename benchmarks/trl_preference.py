@@ -28,7 +28,6 @@ from benchmarks.record import write_result
 
 LOSSES: dict[str, dict[str, Any]] = {
     "sigmoid": {},
-    "sigmoid, smoothed": {"label_smoothing": 0.2},
     "ipo": {"loss_type": "ipo"},
 }
 LAYOUTS = {"one process": 1, "zero 3": 2}
@@ -90,7 +89,7 @@ def trained_here(
 ) -> dict[str, Any]:
     """Train by `shardyard train`, and export."""
     folder.mkdir()
-    recipe = {
+    recipe: dict[str, Any] = {
         "run": {"name": "pairs", "dir": str(folder / "runs"), "epochs": STEPS},
         "model": {"path": str(model)},
         "task": {"name": "preference", "beta": BETA, "eval_every_steps": None, **task},
@@ -174,8 +173,8 @@ def train_by_trl() -> None:
         max_steps=STEPS, learning_rate=LR, lr_scheduler_type="constant", warmup_steps=0,
         adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0,
         logging_steps=1, beta=BETA, loss_type=[task.get("loss_type", "sigmoid")],
-        label_smoothing=task.get("label_smoothing", 0.0), max_length=None, bf16=False,
-        gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no",
+        max_length=None, bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[],
+        save_strategy="no",
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token

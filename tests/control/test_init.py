@@ -369,6 +369,11 @@ def test_chat_rows_are_recognised_by_their_keys(tmp_path: Path) -> None:
     assert with_data(with_model(blank(), "llama-tiny"), str(tmp_path)).overrides[-2:] == (
         "data.format=chat", "data.chat_template=chatml",
     )  # fmt: skip
+    chats.write_text('{"prompt": "a?", "chosen": "b.", "rejected": "c."}\n')
+    draft = with_data(with_model(blank(), "llama-tiny"), str(chats))
+    assert draft.overrides[-3:] == (
+        "task.name=preference", "data.format=preference_pairs", "data.chat_template=chatml",
+    )  # fmt: skip
     chats.write_text('{"text": "a"}\n')
     draft = with_data(with_model(blank(), "llama-tiny"), str(chats))
     assert draft.overrides[-1] == f"data.source={chats}"

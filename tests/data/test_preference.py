@@ -9,8 +9,7 @@ import pytest
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.byte_ranges import TextSection
-from shardyard.data.preference.encode import AnswerPair
-from shardyard.data.preference.rows import pair_text
+from shardyard.data.preference.rows import AnswerPair, pair_text
 from shardyard.data.preference.samples import AnswerPairs
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.shards import LEARNT, TokenShards

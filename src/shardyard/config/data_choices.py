@@ -61,7 +61,7 @@ DATA_FORMATS: dict[str, DataFormat] = {
         ignores=("text_key", "bos"),
     ),
     "preference_pairs": DataFormat(
-        encoder="shardyard.data.preference.encode:AnswerPair",
+        encoder="shardyard.data.preference.rows:AnswerPair",
         whole_row="shardyard.data.preference.rows:pair_text",
         settings=("keys", "chat_template", "max_rejected"),
         ignores=("text_key", "bos"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.data_choices import chat_rows_of
+from shardyard.config.data_choices import PREFERENCE_KEYS, chat_rows_of
 from shardyard.config.model.source import config_content, model_folder, read_shape
 from shardyard.config.paths import check_existing_paths, check_mounted_paths, path_exists
 from shardyard.config.resolve import PartialResolution
@@ -20,7 +20,7 @@ from shardyard.config.rules.custom_module import LACKS, generic_type
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.sources import is_remote
-from shardyard.config.tasks import tasks_of
+from shardyard.config.tasks import TASKS, tasks_of
 from shardyard.control.reliefs import reliefs_of
 from shardyard.control.request import Request, check_compatibility
 from shardyard.errors import AccessError, CapacityError, RequestError
@@ -210,10 +210,15 @@ def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
     """
     source = answer.strip()
     draft = draft.with_settings(f"data.source={source}")
-    rows = chat_rows_of(_keys_of_first_row(source))
-    if not rows or draft.recipe.task.name != tasks_of(is_causal=True)[0]:
+    keys = _keys_of_first_row(source)
+    is_pair = {*PREFERENCE_KEYS} <= {*keys}
+    if not (is_pair or chat_rows_of(keys)) or draft.recipe.task.name != tasks_of(is_causal=True)[0]:
         return draft
     template = () if _has_chat_template(draft.recipe) else ("data.chat_template=chatml",)
+    if is_pair:
+        task = next(name for name, row in TASKS.items() if row.compares_answers)
+        format = f"data.format={TASKS[task].data_formats[0]}"
+        return draft.with_settings(f"task.name={task}", format, *template)
     return draft.with_settings("data.format=chat", *template)
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardyard.config.data_choices import DATA_FORMATS, PLAIN_TEXT, is_template_file
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
+from shardyard.config.model.source import sample_tokens
 from shardyard.config.model.vocabulary import check_tokens, vocabulary_in
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.rules.data import not_trained
@@ -142,6 +143,7 @@ def prepare(
 
     if compares_answers:  # whose loss is not that of a token
         metadata = replace(metadata, unigram_entropy=0.0)
+        data = data.model_copy(update={"seq_len": sample_tokens(recipe, model_dir)})
         return with_samples(metadata, data, AnswerPairs, columns=(LEARNT,))
     return with_samples(metadata, data)
 

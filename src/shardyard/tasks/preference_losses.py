@@ -173,15 +173,14 @@ class PreferenceLosses(LanguageModel):
         """Sums over pairs of the rewards of both answers, and of those in the right order, fp64.
 
         A reward is beta times what training has added to the log-probability; with orpo, which has
-        no reference, beta times the log-probability. Of ipo and orpo, by the mean of a token.
+        no reference, beta times the mean log-probability of a token.
         """
         aims = self._aims(outputs, targets)
         reward_BP2, tokens_BP2 = self._answers(outputs, aims)
-        if self._loss_type != "orpo":
-            reward_BP2 = reward_BP2 - aims.reference_BP2
-        if self._loss_type != "sigmoid":
-            reward_BP2 = reward_BP2 / tokens_BP2.clamp(min=1)
-        reward_BP2 = self._beta * reward_BP2
+        if self._loss_type == "orpo":
+            reward_BP2 = self._beta * reward_BP2 / tokens_BP2.clamp(min=1)
+        else:
+            reward_BP2 = self._beta * (reward_BP2 - aims.reference_BP2)
         chosen, rejected = torch.where(aims.is_pair_BP[..., None], reward_BP2, 0.0).unbind(-1)
         return {
             "right": (chosen > rejected).sum().double(),

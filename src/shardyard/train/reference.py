@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import Resolved
+from shardyard.config.tasks import task_row
 from shardyard.data.loader import MicroBatch, step_batches
 from shardyard.data.preference.samples import AnswerPairs
 from shardyard.data.samples import Sample, Stream
@@ -30,6 +31,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task, TaskData
 from shardyard.tasks.preference_losses import PreferenceLosses
 from shardyard.train.hooks import Hooks, WorkerPhase
+from shardyard.train.resume import Saved, from_earlier_step
 
 _AT_ONCE = 16
 """Micro-batches of a rank between two exchanges of what was found."""
@@ -72,6 +74,8 @@ class ReferenceValues:
         data: TaskData,
         *,
         samples: int,
+        mesh: Mesh,
+        hooks: Hooks,
         group: dist.ProcessGroup,
     ) -> None:
         """Read what an earlier process found.
@@ -85,7 +89,7 @@ class ReferenceValues:
         """
         self._folder = run_dir.reference
         self._name = digest(_depends_on(resolved))
-        self._group = group
+        self._mesh, self._hooks, self._group = mesh, hooks, group
         self._micro_batch = int(resolved.recipe.optim.micro_batch)
         self._splits = list(self._open(data, samples))
 
@@ -109,34 +113,34 @@ class ReferenceValues:
         """Whether every pair that the run reads is known."""
         return not any(len(split.missing()) for split in self._splits)
 
-    def complete(self, task: Task, mesh: Mesh, hooks: Hooks) -> None:
-        """Compute what is missing by the task's model, whose weights are those of the beginning."""
+    def hand_over(self, task: Task) -> None:
+        """Give the samples of both splits the values.
+
+        What is missing is computed by the task's model, whose weights are those of the beginning.
+        """
+        self._complete_all(task)
+        for split in self._splits:
+            split.pairs.reference = split.values_N2
+
+    def _complete_all(self, task: Task) -> None:
         assert isinstance(task.computation, PreferenceLosses)
         missing = {split.name: len(split.missing()) for split in self._splits}
         if not any(missing.values()):
             return
         started = time.monotonic()
-        self._report(hooks, "reference_started", samples=sum(missing.values()))
+        self._report("reference_started", samples=sum(missing.values()))
         task.model.eval()
         for split in self._splits:
-            self._complete(split, task.computation, mesh, hooks)
+            self._complete(split, task.computation)
         task.model.train()
-        self._report(hooks, "reference_ready", seconds=time.monotonic() - started)
+        self._report("reference_ready", seconds=time.monotonic() - started)
 
-    def hand_over(self) -> None:
-        """Give the samples of both splits the values."""
-        for split in self._splits:
-            split.pairs.reference = split.values_N2
+    def _report(self, kind: str, **fields: float) -> None:
+        if self._hooks.events is not None:
+            self._hooks.events.write(kind, **fields)
 
-    @staticmethod
-    def _report(hooks: Hooks, kind: str, **fields: float) -> None:
-        if hooks.events is not None:
-            hooks.events.write(kind, **fields)
-
-    def _complete(
-        self, split: _Split, computation: PreferenceLosses, mesh: Mesh, hooks: Hooks
-    ) -> None:
-        missing = split.missing()
+    def _complete(self, split: _Split, computation: PreferenceLosses) -> None:
+        mesh, missing = self._mesh, split.missing()
         selected = Stream(_Selected(split.pairs, missing), seed=None, prepare=split.stream.prepare)
         at_once = _AT_ONCE * self._micro_batch * mesh.layout.data_ranks
         saved_t = time.monotonic()
@@ -148,7 +152,7 @@ class ReferenceValues:
             )  # fmt: skip
             units = [split.pairs.units_of(index) for index in missing[positions].tolist()]
             numbers = np.sort(split.pairs.numbers[np.concatenate(units)])
-            with hooks.heartbeat.during(WorkerPhase.EVALUATE):
+            with self._hooks.heartbeat.during(WorkerPhase.EVALUATE):
                 found_n2 = _log_probabilities(computation, batches, numbers)
                 dist.all_reduce(found_n2, group=self._group)
             split.values_N2[numbers] = found_n2.numpy()
@@ -200,6 +204,32 @@ class ReferenceValues:
         dist.broadcast_object_list(problem, group=self._group, group_src=0)
         if problem[0] is not None:
             raise problem[0]
+
+
+def open_reference(
+    run_dir: RunDir,
+    resolved: Resolved,
+    data: TaskData,
+    saved: Saved | None,
+    mesh: Mesh,
+    hooks: Hooks,
+    *,
+    group: dist.ProcessGroup,
+) -> ReferenceValues | None:
+    """Return the reference of pairs of answers; None: the task has none. All ranks call it.
+
+    Raises:
+        DataError: A file of values is damaged.
+    """
+    task = resolved.recipe.task
+    if not task_row(task.name).compares_answers or task.loss_type == "orpo":
+        return None
+    samples = resolved.samples
+    if saved is not None:
+        samples += from_earlier_step(saved, resolved, devices=mesh.layout.world_size).passed_over
+    return ReferenceValues(
+        run_dir, resolved, data, samples=samples, mesh=mesh, hooks=hooks, group=group
+    )
 
 
 class _Selected:

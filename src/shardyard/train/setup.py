@@ -57,7 +57,7 @@ from shardyard.parallel.reproducible_sums import ExactGradients
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.base import Task, TaskData, task_class
+from shardyard.tasks.base import Task, task_class
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.loss_computation import Computation
 from shardyard.train.custom_model import build_custom
@@ -70,7 +70,7 @@ from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_code import changed_words, with_own_code
-from shardyard.train.reference import ReferenceValues
+from shardyard.train.reference import ReferenceValues, open_reference
 from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import (
     Saved,
@@ -164,7 +164,7 @@ def set_up_phase(
     recipe = resolved.recipe
     opening = time.monotonic()
     kind = task_class(recipe.task.name)
-    train_source, eval_source, eval_parts = kind.open_data(resolved)
+    data = kind.open_data(resolved)
     data_s = time.monotonic() - opening
     require_reproducible(resolved)
     set_deterministic(device, on=recipe.precision.reduce == "exact")
@@ -172,11 +172,9 @@ def set_up_phase(
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.state_tensors(), **buffers_of(task.model)}
     tensors = _saved_of(held, resolved)
-    reference = _open_reference(run_dir, context, TaskData(train_source, eval_source), saved)
+    reference = open_reference(run_dir, resolved, data, saved, mesh, hooks, group=control)
     with hooks.heartbeat.during(WorkerPhase.RESTORE):
-        begin = _begin(
-            context, saved, task, tensors, stepper, phase=phase, reference=reference, hooks=hooks
-        )
+        begin = _begin(context, saved, task, tensors, stepper, phase=phase, reference=reference)
     if saved is None or phase > saved.progress.phase:
         stepper.begin()
     snapshots = _open_snapshots(run_dir, attempt, hooks, context, tensors, saved)
@@ -193,10 +191,10 @@ def set_up_phase(
         task_row=task_row(recipe.task.name),
         stepper=stepper,
         ema=averages,
-        train_source=train_source,
-        eval_source=eval_source,
-        eval_parts=eval_parts,
-        loader=_open_loader(resolved, train_source, begin.progress, mesh),
+        train_source=data.train,
+        eval_source=data.eval,
+        eval_parts=data.eval_parts,
+        loader=_open_loader(resolved, data.train, begin.progress, mesh),
         saver=_open_saver(run_dir, recipe, context, snapshots),
         save_interval=_open_save_interval(run_dir, attempt, hooks, context, saved, snapshots),
         snapshots=snapshots,
@@ -209,9 +207,8 @@ def set_up_phase(
         sinks=_open_sinks(run_dir, recipe, begin.progress) if rank == 0 else [],
         callbacks=Callbacks.load(recipe.observe.callbacks, hooks.events) if rank == 0 else None,
     )
-    if context.resolved.phases:
-        _report_phase(training, phase, of=len(context.resolved.phases), since_t=since_t)
-    training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
+    _report_phase(training, phase, of=len(context.resolved.phases), since_t=since_t)
+    training.report("data_ready", seconds=data_s, samples=data.train.num_samples)
     _report_model(training, context, held, seconds=time.monotonic() - started)
     if saved is not None:
         training.report(saved.event, **saved.event_fields, **begin.loaded)
@@ -326,6 +323,8 @@ def _metric_lines(
 
 
 def _report_phase(training: Training, phase: int, *, of: int, since_t: float | None) -> None:
+    if not of:
+        return
     training.report(
         "phase_started",
         phase=phase + 1,
@@ -528,21 +527,6 @@ class _Begin:
     """Fields of the event that reports it."""
 
 
-def _open_reference(
-    run_dir: RunDir, context: ProcessContext, data: TaskData, saved: Saved | None
-) -> ReferenceValues | None:
-    """Return the reference of pairs of answers; None: the task has none. All ranks call it."""
-    resolved = context.resolved
-    recipe = resolved.recipe
-    if not task_row(recipe.task.name).compares_answers or recipe.task.loss_type == "orpo":
-        return None
-    passed_over = 0 if saved is None else from_earlier_step(
-        saved, resolved, devices=context.mesh.layout.world_size
-    ).passed_over  # fmt: skip
-    samples = resolved.samples + passed_over
-    return ReferenceValues(run_dir, resolved, data, samples=samples, group=context.control)
-
-
 def _phase_after(whole: Resolved, progress: Progress) -> int:
     """The phase to be trained from a checkpoint on: the next one where that is complete."""
     phases = whole.of_phases
@@ -553,12 +537,11 @@ def _phase_after(whole: Resolved, progress: Progress) -> int:
 def _begin(
     context: ProcessContext, saved: Saved | None, task: Task, tensors: dict[str, Tensor],
     stepper: Stepper,
-    *, phase: int, reference: ReferenceValues | None, hooks: Hooks,
+    *, phase: int, reference: ReferenceValues | None,
 ) -> _Begin:  # fmt: skip
     """Fill the weights, from a checkpoint if there is one. All ranks call it.
 
-    No checkpoint holds the base of adapters, which does not change. Values of the reference that
-    are missing are computed by the weights of the beginning.
+    No checkpoint holds the base of adapters. The reference is of the weights of the beginning.
     """
     started = time.monotonic()
     resolved = context.resolved
@@ -574,8 +557,7 @@ def _begin(
             adapters=adapters, new_embeddings=recipe.model.new_embeddings,
         )  # fmt: skip
     if reference is not None:
-        reference.complete(task, context.mesh, hooks)
-        reference.hand_over()
+        reference.hand_over(task)
     if saved is None:
         return _Begin(progress=Progress(), loaded={})
     is_next = phase > saved.progress.phase

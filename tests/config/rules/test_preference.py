@@ -28,6 +28,7 @@ def _recipe(**sections: Any) -> Recipe:
 def test_pairs_train_with_their_own_settings() -> None:
     check(_recipe(task={"beta": 0.3, "loss_type": "ipo"}, data={"too_long": "cut"}))
     check(_recipe(task={"label_smoothing": 0.1}, run={"target": {"accuracy": 0.9}}))
+    check(_recipe(data={"seq_len": "auto"}))
     check(_recipe(data={"keys": {"chosen": "good"}}, model={"lora": {"rank": 4}}))
 
 
@@ -37,7 +38,6 @@ def test_pairs_train_with_their_own_settings() -> None:
         ({"data": {"format": "chat"}}, "Use preference_pairs"),
         ({"data": {"pack": "whole"}}, "data.pack=whole has no effect on pairs"),
         ({"data": {"attend_across_documents": False}}, "has no effect on pairs"),
-        ({"data": {"seq_len": "auto"}}, "Give the tokens of both answers"),
         ({"data": {"keys": {"chosn": "x"}}}, r"data.keys=\{chosen: x\}"),
         ({"data": {"loss_on": "all"}}, "data.loss_on=all has no effect"),
         ({"memory": {"loss_chunk": 512}}, "memory.loss_chunk=512 has no effect"),

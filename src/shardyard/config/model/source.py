@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.formulas import seq_len_of
 from shardyard.config.model.hub import HubRequest, LogFunction, fetch
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Model, Recipe
@@ -341,3 +342,11 @@ def _require_weights(folder: Path, model: Model) -> None:
         f"{setting} has no weights to load: {why}. Save it once with transformers' "
         "save_pretrained, or start from random weights with model.weights=random."
     )
+
+
+def sample_tokens(recipe: Recipe, model_dir: Path | None) -> int:
+    """Return the tokens of a sample, as ``data.seq_len`` is resolved once the data is known."""
+    seq_len = recipe.data.seq_len
+    if seq_len != "auto":
+        return seq_len
+    return seq_len_of(read_shape(recipe.model, model_dir, recipe.data.vocab_size))[0]

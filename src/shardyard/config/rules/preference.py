@@ -31,9 +31,6 @@ def check_preference(recipe: Recipe) -> Iterable[Problem]:
                 text = f"={value} has no effect on pairs of answers (task.name={task.name}), "
                 text += "which are packed whole. Leave it out."
                 yield Problem(f"{section}.{key}", text)
-    if recipe.data.seq_len == "auto":
-        text = "=auto: pairs are put together when data is prepared. Give the tokens of both "
-        yield Problem("data.seq_len", f"{text}answers with their prompts, such as 2048.")
     if task.label_smoothing and task.loss_type != "sigmoid":
         text = f"={task.label_smoothing} is of task.loss_type=sigmoid, and it is {task.loss_type}. "
         yield Problem("task.label_smoothing", f"{text}Leave it out.")

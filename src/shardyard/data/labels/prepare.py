@@ -18,8 +18,7 @@ from tokenizers import Encoding, Tokenizer
 
 from shardyard.config.dataset_name import source_word
 from shardyard.config.fingerprint import digest
-from shardyard.config.formulas import seq_len_of
-from shardyard.config.model.source import read_shape
+from shardyard.config.model.source import sample_tokens
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
@@ -87,7 +86,7 @@ def prepare_labelled(
     _require_rows(corpus.files)
     tokenizer = chosen_tokenizer(recipe, model_dir)
     of_model = names_of_model(model_dir)
-    request = _request(recipe, corpus.files, tokenizer, of_model, _seq_len(recipe, model_dir))
+    request = _request(recipe, corpus.files, tokenizer, of_model, sample_tokens(recipe, model_dir))
     if folder is None:
         above = Path(recipe.data.dir).expanduser().resolve()
         folder = above / f"{source_word(recipe.data.source)}-{digest(request)}"
@@ -136,14 +135,6 @@ def _require_rows(files: Sequence[SourceFile]) -> None:
             f"data.source: {escape_text(plain[0].name)} has no columns. Give a table "
             "(.csv, .tsv, .parquet) or JSON lines (.jsonl) with texts and labels."
         )
-
-
-def _seq_len(recipe: Recipe, model_dir: Path | None) -> int:
-    """Return the tokens of a sample, as ``data.seq_len`` is resolved once the data is known."""
-    seq_len = recipe.data.seq_len
-    if seq_len != "auto":
-        return seq_len
-    return seq_len_of(read_shape(recipe.model, model_dir, recipe.data.vocab_size))[0]
 
 
 def _request(
