@@ -29,7 +29,6 @@ SMALL = {
     "data/images/digits.py": "holds the licence of its data",
     "data/preference/samples.py": "imports torch, which the reading of rows does not",
     "data/shown.py": "decodes tokens, which the reading of samples does not know",
-    "data/in_use.py": "the agent imports it, without torch",
     "doctor/finding.py": "what all checks return, without any of them",
     "elastic/preload_compiler.py": "the fork server imports it by name before it starts workers",
     "families/images/registry.py": "registry",

@@ -1,13 +1,14 @@
 """`shardyard prepare`, and how answers of our own programs are read."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from shardyard.cli import main
-from shardyard.config.resolved import Resolved
-from shardyard.control.attempt import prepare_data
+from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.control.attempt import eval_set_words, prepare_data
 from shardyard.control.request import Request
 from shardyard.control.subprocesses import run_program
 from shardyard.errors import AccessError, RequestError, ShardyardError
@@ -44,6 +45,29 @@ def test_prepared_data_is_described_and_found_again(
     assert facts["train_documents"] + facts["eval_documents"] == 6
     assert main(["prepare", *recipe]) == 0
     assert facts["dir"] in capfd.readouterr().out
+
+
+@pytest.mark.heavy
+def test_sets_to_validate_on_are_described_and_found_under_the_names_of_another_node(
+    recipe: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hard = tmp_path / "hard" / "a.txt"
+    hard.parent.mkdir()
+    hard.write_text("a hard question")
+    recipe = [*recipe, f"data.eval_sets.hard={hard}"]
+    assert main(["prepare", *recipe, "--dry-run"]) == 0
+    shown = capfd.readouterr().out
+    assert f"{hard}" in shown and "30% of the documents; each by itself: hard" in shown
+    assert main(["prepare", *recipe, "--verify", "--json"]) == 0
+    ours = DatasetMetadata(**json.loads(capfd.readouterr().out))
+    assert "tokens of 1 documents (a.txt)" in eval_set_words(ours.eval_sets[0])
+    folders = [Path(folder) for folder in ours.fingerprints]
+    assert len(folders) == 2 and all(folder.is_dir() for folder in folders)
+    for folder in folders:
+        shutil.rmtree(folder)
+    hard.touch()  # folders are named by the times of files, which differ between nodes
+    theirs = prepare_data(Request.read(recipe), like=ours)
+    assert theirs.fingerprints == ours.fingerprints
 
 
 @pytest.mark.heavy

@@ -112,7 +112,7 @@ def test_what_a_training_of_another_folder_reads_stays_and_so_do_a_mixture_s_par
         (mixture / name).unlink()
     parts = {"format": 1, "parts": [{"folder": f"../{part.name}"}]}
     (mixture / "mixture.json").write_text(json.dumps(parts))
-    trainings = [InUse(each, run=run) for each in (read, mixture, tmp_path / "nowhere")]
+    trainings = [InUse(read, mixture, run=run), InUse(tmp_path / "nowhere", run=run)]
     assert main(["prepare", *settings, "--prune", "--yes"]) == 0
     said = capfd.readouterr().err
     assert said.count("stays: a training reads it") == 3

@@ -40,6 +40,9 @@ _SRC = Path(shardyard.__file__).parent
 FAR = NodePaths(launcher="far", shares_filesystem=False)
 NEAR = NodePaths(launcher="near", shares_filesystem=True)
 
+_BY_NAME = "data.eval_sets"
+"""Setting that has paths by names of the user's own."""
+
 OF_RUN = sorted(name for name, row in PATHS.items() if row.opened_by == "run")
 OPENED = sorted(name for name, row in PATHS.items() if row.opened_by is not None)
 
@@ -68,7 +71,7 @@ def _settings() -> dict[str, Setting]:
     return {
         setting.name.removeprefix("."): setting
         for setting in described
-        if setting.accepts_text or setting.accepts_list
+        if setting.accepts_text or setting.accepts_list or setting.name == f".{_BY_NAME}"
     }
 
 
@@ -113,7 +116,7 @@ def with_path(setting: str, path: str) -> Recipe:
         share = {"name": "one", "weight": 1, "source": "python-stdlib"}
         content = {"mixture": [{**share, rest.removeprefix("mixture."): path}]}
     else:
-        content = {rest: path}
+        content = {rest: {"one": path} if setting == _BY_NAME else path}
     return load_recipe([{section: content}], [])
 
 
@@ -124,8 +127,13 @@ def named(setting: str, path: str) -> str:
 
 
 def text_of(recipe: Recipe, setting: str) -> list[str]:
-    shown = setting.replace("mixture.", "mixture[0].")
+    shown = f"{setting}.one" if setting == _BY_NAME else setting.replace("mixture.", "mixture[0].")
     return [path.text for path in paths_of(recipe) if path.setting == shown]
+
+
+def setting_of(place: str) -> str:
+    """The setting, of the place that a problem names."""
+    return place.replace("[0]", "").removesuffix(".one")
 
 
 @pytest.mark.parametrize("setting", OPENED)
@@ -137,7 +145,7 @@ def test_each_is_made_absolute_and_followed(
     recipe = make_paths_absolute(with_path(setting, named(setting, "./there")))
     assert text_of(recipe, setting) == [named(setting, f"{tmp_path}/there")]
     (problem,) = check_readable_paths(with_path(setting, named(setting, "./file/inside")))
-    assert problem.path.replace("[0]", "") == setting
+    assert setting_of(problem.path) == setting
     assert "which is a file, not a folder" in problem.text
 
 
@@ -148,8 +156,8 @@ def test_each_that_a_run_opens_is_one_that_nodes_see(
     monkeypatch.chdir(tmp_path)
     recipe = with_path(setting, named(setting, "./there"))
     (problem,) = check_mounted_paths(recipe, FAR)
-    assert problem.path.replace("[0]", "") == setting
-    missing = [problem.path.replace("[0]", "") for problem in check_existing_paths(recipe, NEAR)]
+    assert setting_of(problem.path) == setting
+    missing = [setting_of(problem.path) for problem in check_existing_paths(recipe, NEAR)]
     assert missing == ([] if PATHS[setting].is_made else [setting])
 
 
@@ -158,7 +166,7 @@ def test_the_doctor_tries_each_that_a_run_opens(setting: str, tmp_path: Path) ->
     (tmp_path / "file").touch()
     recipe = with_path(setting, named(setting, f"{tmp_path}/file/inside"))
     found = check_paths(recipe, tmp_path / "runs", checkpoint_bytes=None)
-    wrong = [finding.name.replace("[0]", "") for finding in found if finding.verdict == "problem"]
+    wrong = [setting_of(finding.name) for finding in found if finding.verdict == "problem"]
     assert wrong == [setting]
 
 

@@ -126,6 +126,15 @@ def test_an_evaluation_tells_its_loss_and_what_a_loss_does_not_tell() -> None:
     assert describe_scores({"loss": None}) == [f"loss {number_text(None)}"]
 
 
+def test_sets_that_are_scored_by_themselves_are_shown_by_their_losses() -> None:
+    view = RecordingView()
+    story = AttemptReporter(1, LogView(view.line, 3, every=1))
+    scores = {"code": {"loss": 1.5, "perplexity": 4.48}, "hard": {"loss": None}}
+    line = {"step": 3, "epoch": 1.0, "eval": {"loss": 4.25}, "eval_sources": scores}
+    story.report([], [step_line(3), line])
+    assert view.lines[-1] == "step 3/3  evaluation loss 4.25  code/loss 1.5  hard/loss not finite"
+
+
 def test_what_a_line_tells_is_not_told_again_as_a_phase(
     run: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -244,7 +244,7 @@ def test_every_layout_takes_the_steps_by_hand(
 @torch.no_grad()
 def _evaluated(resolved: Resolved, model: LlamaForCausalLM) -> float:
     """Mean loss of the validation samples."""
-    _, source, _ = task_class(resolved.recipe.task.name).open_data(resolved)
+    source = task_class(resolved.recipe.task.name).open_data(resolved).eval
     assert source is not None
     batch = source.micro_batch(range(source.num_samples), source.num_samples)
     logits: Tensor = model(input_ids=batch["tokens"]).logits

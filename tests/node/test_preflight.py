@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.model.hub import HubRequest, commit_of, digest_of, fetch
-from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.resolved import DatasetMetadata, EvalSetMetadata, Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.families.presets import PRESETS
@@ -208,6 +208,20 @@ def test_data_of_another_fingerprint_is_refused(
         nodes.node_0()
     assert "has the fingerprint g here and f on node 0" in str(caught.value)
     assert "data.source=python-stdlib or tokenizer has other content" in str(caught.value)
+
+
+def test_a_set_of_another_fingerprint_is_refused(
+    run: RunDir, facts: DatasetMetadata, tmp_path: Path
+) -> None:
+    (tmp_path / "hard").mkdir()
+    (tmp_path / "hard" / "manifest.json").write_text(json.dumps({"fingerprint": "g"}))
+    hard = EvalSetMetadata(name="hard", data=replace(facts, dir=str(tmp_path / "hard")))
+    both = resolved(replace(facts, eval_sets=(hard,)), data={"eval_sets": {"hard": "hard.jsonl"}})
+    nodes = Nodes(run, both)
+    with nodes.answers(), nodes.node_1(), pytest.raises(RequestError) as caught:
+        nodes.node_0()
+    assert "hard has the fingerprint g here and f on node 0" in str(caught.value)
+    assert "data.eval_sets.hard=hard.jsonl or tokenizer has other content" in str(caught.value)
 
 
 def test_a_node_that_died_is_named_and_does_not_hang_the_others(

@@ -11,7 +11,10 @@ from shardyard.rundir.jsonl import METRIC_KEYS, read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 
 STEP = {**dict.fromkeys(METRIC_KEYS), "step": 1, "loss": 2.5}
-EVALUATION = {"step": 1, "epoch": 0.1, "eval": {"loss": 2.4, "perplexity": float("inf")}}
+EVALUATION = {
+    "step": 1, "epoch": 0.1, "eval": {"loss": 2.4, "perplexity": float("inf")},
+    "eval_sources": {"code": {"loss": 1.5}},
+}  # fmt: skip
 
 
 def test_lines_go_to_the_file_and_not_into_the_log(
@@ -40,6 +43,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     events = EventAccumulator(str(run_dir.tensorboard)).Reload()
     assert events.Scalars("train/loss")[0].value == pytest.approx(2.5)
     assert events.Scalars("eval/loss")[0].step == 1
+    assert events.Scalars("eval/code/loss")[0].value == pytest.approx(1.5)
     assert "train/mfu" not in events.Tags()["scalars"]  # null is no point of a curve
 
 

@@ -1,19 +1,21 @@
-"""The report's table of a mixture's sources."""
+"""The report's tables of a mixture's sources and of validation sets."""
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shardyard.config.resolved import DatasetMetadata, SourceMetadata
-from shardyard.report.page import sources
+from shardyard.config.resolved import DatasetMetadata, EvalSetMetadata, SourceMetadata
+from shardyard.report.page import eval_sets, sources
 from shardyard.report.run_data import RunRecord
+from shardyard.units import ABSENT
+
+FACTS: dict[str, Any] = {
+    "dir": "/x", "fingerprint": "f", "vocab_size": 300, "train_tokens": 500, "eval_tokens": 9,
+    "train_documents": 9, "eval_documents": 1, "unigram_entropy": 4.0,
+}  # fmt: skip
 
 
 def test_times_read_count_samples_with_padding() -> None:
-    facts: dict[str, Any] = {
-        "dir": "/x", "fingerprint": "f", "vocab_size": 300, "train_tokens": 500, "eval_tokens": 9,
-        "train_documents": 9, "eval_documents": 1, "unigram_entropy": 4.0,
-    }  # fmt: skip
-    part = SourceMetadata(name="a", slots=1000, data=DatasetMetadata(**facts, train_samples=10))
+    part = SourceMetadata(name="a", slots=1000, data=DatasetMetadata(**FACTS, train_samples=10))
     resolved = SimpleNamespace(
         data=SimpleNamespace(parts=(part,)),
         recipe=SimpleNamespace(data=SimpleNamespace(seq_len=100)),
@@ -24,3 +26,17 @@ def test_times_read_count_samples_with_padding() -> None:
     record = SimpleNamespace(resolved=resolved, steps=[step], evaluations=[])
     (table,) = sources(cast(RunRecord, record))
     assert [row[table.heads.index("#times read")] for row in table.rows] == ["2.00"]
+
+
+def test_each_validation_set_has_its_newest_scores() -> None:
+    found = EvalSetMetadata(name="code", data=DatasetMetadata(**FACTS))
+    new = EvalSetMetadata(name="new", data=DatasetMetadata(**FACTS))
+    resolved = SimpleNamespace(data=SimpleNamespace(eval_sets=(found, new)))
+    lines = [
+        {"step": step, "eval": {"loss": 9.0}, "eval_sources": {"code": {"loss": loss, "top1": 0.5}}}
+        for step, loss in ((1, 3.0), (2, 2.0))
+    ]
+    record = SimpleNamespace(resolved=resolved, evaluations=lines)
+    (table,) = eval_sets(cast(RunRecord, record))
+    assert [*table.heads] == ["set", "#tokens", "#loss", "#top1"]
+    assert [*table.rows] == [("code", "9", "2.000", "0.500"), ("new", "9", ABSENT, ABSENT)]

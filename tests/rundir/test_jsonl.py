@@ -21,6 +21,9 @@ ODD_METRICS: list[Any] = [
     {"step": 5, "tokens_per_s": [1]},
     {"step": 5, "eval": 3},
     {"step": 5, "eval": {"loss": "low"}},
+    {"step": 5, "eval": {"loss": 1.0}, "eval_sources": ["code"]},
+    {"step": 5, "eval": {"loss": 1.0}, "eval_sources": {"code": 3}},
+    {"step": 5, "eval": {"loss": 1.0}, "eval_sources": {"code": {"loss": "low"}}},
     [5],
     5,
 ]

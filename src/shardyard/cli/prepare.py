@@ -11,6 +11,7 @@ from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.config.data_choices import SLOTS
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.control.attempt import (
+    eval_set_words,
     prepare_also_h5,
     prepare_and_show,
     prepare_data,
@@ -220,6 +221,7 @@ def _rows(metadata: DatasetMetadata) -> list[tuple[str, str]]:
         ("documents begin with", metadata.bos_token or "no token of their own"),
         *_entropy(metadata),
         *((f"source {part.name}", _of_part(part)) for part in metadata.parts),
+        *((f"eval set {each.name}", eval_set_words(each)) for each in metadata.eval_sets),
     ]
 
 

@@ -21,6 +21,7 @@ def dataset_words(recipe: Recipe) -> Iterator[str]:
     if recipe.data.module is not None:
         yield source_word(recipe.data.module.partition(":")[2])
         return
+    yield from map(source_word, recipe.data.eval_sets.values())
     if not recipe.data.mixture:
         yield source_word(recipe.data.source)
         return

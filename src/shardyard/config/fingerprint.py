@@ -64,6 +64,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.module",
     "data.module_settings",
     "data.eval_source",
+    "data.eval_sets",
     "data.mixture",
     "data.format",
     "data.text_key",

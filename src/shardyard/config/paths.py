@@ -78,6 +78,7 @@ PATHS: dict[str, PathSetting] = {
         opened_by="run", suffixes=(TEMPLATE_SUFFIX,), is_path=is_template_file
     ),
     "data.eval_source": _SOURCE,
+    "data.eval_sets": _SOURCE,
     "data.dir": _MADE,
     "cluster.file": PathSetting(opened_by="request", suffixes=(".yaml", ".yml")),
     "launch.run_dir": _OF_NODES,
@@ -113,10 +114,12 @@ def _paths_in(section: Section, name: str, prefix: str) -> Iterator[RecipePath]:
         row = PATHS.get(dotted)
         if row is not None:
             is_given = key in section.model_fields_set
-            texts = content if isinstance(content, tuple) else (content,)
-            for text in texts:
-                if isinstance(text, str) and row.is_path(text):
-                    yield RecipePath(setting=setting, text=text, row=row, is_given=is_given)
+            named = content if isinstance(content, dict) else {"": content}
+            for part, value in named.items():
+                at = f"{setting}.{part}" if part else setting
+                for text in value if isinstance(value, tuple) else (value,):
+                    if isinstance(text, str) and row.is_path(text):
+                        yield RecipePath(setting=at, text=text, row=row, is_given=is_given)
         elif isinstance(content, Section):
             yield from _paths_in(content, f"{dotted}.", f"{setting}.")
         elif isinstance(content, tuple):
@@ -401,6 +404,8 @@ def _absolute(content: Any, row: PathSetting) -> Any:
     """A setting's value with absolute paths and patterns; names and addresses stay as they are."""
     if isinstance(content, tuple):
         return tuple(_absolute(part, row) for part in content)
+    if isinstance(content, dict):
+        return {name: _absolute(part, row) for name, part in content.items()}
     if not isinstance(content, str) or not row.is_path(content):
         return content
     return os.path.normpath(Path.cwd() / Path(content).expanduser())

@@ -397,10 +397,10 @@ def _check_sample_counts(resolved: Resolved) -> list[Problem]:
         found.append(Problem(setting, text))
     kind = "image" if draft.reads_images else "document"
     kind = kind if data.item_kind is None else "item"
-    wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
-    if (wants_eval or recipe.run.target or recipe.run.patience) and not data.num_samples(
-        "eval", draft.seq_len
-    ):
+    task, run = recipe.task, recipe.run
+    wants = (task.eval_every_steps, task.eval_every_epochs, run.target, run.patience)
+    wants_eval = any(wants) or bool(recipe.data.eval_sets)
+    if wants_eval and not data.num_samples("eval", draft.seq_len):
         text = (
             f"={recipe.data.eval_fraction} leaves no {kind} for validation. "
             f"Raise it, or give data with more {kind}s."

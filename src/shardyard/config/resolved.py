@@ -59,6 +59,8 @@ class DatasetMetadata:
     """Names of these labels, by number."""
     parts: tuple["SourceMetadata", ...] = ()
     """Sources of a mixture, which have datasets of their own."""
+    eval_sets: tuple["EvalSetMetadata", ...] = ()
+    """Sets of data.eval_sets, which have datasets of their own."""
     too_long: int | None = None
     """Number of whole documents (data.pack) that were cut or left out."""
     train_places: int | None = None
@@ -96,6 +98,23 @@ class DatasetMetadata:
             for each in self.parts
         )
         object.__setattr__(self, "parts", tuple(parts))
+        sets = (
+            each if isinstance(each, EvalSetMetadata) else EvalSetMetadata(**each)
+            for each in self.eval_sets
+        )
+        object.__setattr__(self, "eval_sets", tuple(sets))
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Folder -> fingerprint of this dataset and of each set of data.eval_sets."""
+        sets = {each.data.dir: each.data.fingerprint for each in self.eval_sets}
+        return {self.dir: self.fingerprint, **sets}
+
+    @property
+    def by_name(self) -> dict[str, "DatasetMetadata"]:
+        """Datasets that are scored by themselves: sources of a mixture, and data.eval_sets."""
+        parts = {part.name: part.data for part in self.parts}
+        return parts | {each.name: each.data for each in self.eval_sets}
 
     def num_samples(self, split: str, seq_len: int) -> int:
         """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""
@@ -124,6 +143,18 @@ class SourceMetadata:
     def passes(self, samples: int, seq_len: int) -> float:
         """Times that each of its samples is read, once so many samples of the mixture were."""
         return samples * self.slots / SLOTS / self.data.num_samples("train", seq_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSetMetadata:
+    """One set of data.eval_sets: a dataset whose training split is empty."""
+
+    name: str
+    data: DatasetMetadata
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, dict):  # of JSON
+            object.__setattr__(self, "data", DatasetMetadata(**self.data))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,8 @@ class TaskRow:
     """Whether its data has pairs of answers, of which one is preferred."""
     reads_items: bool = False
     """Whether training reads items of ``data.module`` by number; else the module gives text."""
+    reads_eval_sets: bool = False
+    """Whether it scores each set of ``data.eval_sets``."""
     settings: "type[Section] | None" = None
     """Section ``task.<name>`` of a task that a package adds."""
 
@@ -117,6 +119,7 @@ TASKS: dict[str, TaskRow] = {
         sums_exactly=True,
         accepts_own_loss=True,
         reads_items=True,
+        reads_eval_sets=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
@@ -128,6 +131,7 @@ TASKS: dict[str, TaskRow] = {
         is_causal=False,
         accepts_own_loss=True,
         reads_items=True,
+        reads_eval_sets=True,
     ),
     "bert_pretraining": TaskRow(
         code="shardyard.tasks.bert_pretraining:BertPretraining",

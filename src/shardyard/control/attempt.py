@@ -13,7 +13,7 @@ from shardyard.config.formulas import first_batch
 from shardyard.config.load import dump_recipe
 from shardyard.config.model.source import has_tokenizer, table_rows
 from shardyard.config.resolve import reuse_previous
-from shardyard.config.resolved import DatasetMetadata, Resolved
+from shardyard.config.resolved import DatasetMetadata, EvalSetMetadata, Resolved
 from shardyard.config.rules.custom_module import NO_SHAPE
 from shardyard.config.rules.images import class_notes
 from shardyard.config.run_length import Length, requested_samples
@@ -54,6 +54,13 @@ def mixture_lines(resolved: Resolved) -> list[str]:
     ]
 
 
+def eval_set_words(found: EvalSetMetadata) -> str:
+    """Describe a set of data.eval_sets: its size, and the files that it consists of."""
+    data = found.data
+    size = f"{data.eval_tokens:,} tokens of {data.eval_documents:,} documents"
+    return f"{size} ({data.validation_files})"
+
+
 def mixture_warnings(resolved: Resolved) -> list[str]:
     """One for each source that is read over and over."""
     seq_len = int(resolved.recipe.data.seq_len)
@@ -75,18 +82,18 @@ def prepare_data(
     *,
     previous: Resolved | None = None,
     verify: bool = False,
-    folder: Path | None = None,
+    like: DatasetMetadata | None = None,
 ) -> DatasetMetadata:
     """Prepare a request's data, or find it prepared; check sizes always, content on demand.
 
     Args:
         previous: The last attempt, on a resume: its data is prepared again as it was.
-        folder: Folder where another node has it; None: named by the request.
+        like: The same on another node, whose folders it has; None: named by the request.
 
     Raises:
         ShardyardError: The error of the data program; its class follows the exit code.
     """
-    return DatasetMetadata(**_run(request, previous=previous, verify=verify, folder=folder))
+    return DatasetMetadata(**_run(request, previous=previous, verify=verify, like=like))
 
 
 def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DatasetMetadata, str]:
@@ -125,7 +132,7 @@ def _run(
     *,
     previous: Resolved | None = None,
     verify: bool = False,
-    folder: Path | None = None,
+    like: DatasetMetadata | None = None,
     also: str | None = None,
     show: int = 0,
 ) -> dict[str, Any]:
@@ -136,7 +143,13 @@ def _run(
         rows = table_rows(request.recipe.model, request.shape)
         options += [] if rows is None else ["--rows", str(rows)]
         options += ["--verify"] if verify else []
-        options += [] if folder is None else ["--folder", str(folder)]
+        if like is not None:
+            options += ["--folder", like.dir]
+            options += [
+                word
+                for each in like.eval_sets
+                for word in ("--set-folder", each.name, each.data.dir)
+            ]
         options += [] if also is None else ["--also", also]
         options += ["--show", str(show)] if show else []
         return run_program("shardyard.data", [str(recipe), *options])
@@ -159,6 +172,8 @@ def would_prepare(request: Request) -> dict[str, str]:
     own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
     tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
     validation = _validation(data, "documents")
+    if data.eval_sets:
+        validation += f"; each by itself: {', '.join(data.eval_sets)}"
     return {"read": read, "tokenizer": tokenizer, "write": write, "validation": validation}
 
 
@@ -225,7 +240,8 @@ def resolve_locally(
         check(machine)
     data = data or prepare_data(request, previous=previous)
     resolved = request.resolve(machine, data, previous=previous)
-    for line in (*split_lines(data), *mixture_lines(resolved), *length_lines(resolved)):
+    sets = [f"eval set {each.name}: {eval_set_words(each)}" for each in data.eval_sets]
+    for line in (*split_lines(data), *mixture_lines(resolved), *sets, *length_lines(resolved)):
         info(line)
     notes = class_notes(resolved) if previous is None else []  # else a checkpoint has the head
     for warning in [*mixture_warnings(resolved), *notes]:

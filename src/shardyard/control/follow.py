@@ -208,7 +208,11 @@ class AttemptReporter:
     def report_metrics(self, line: dict[str, Any]) -> None:
         if "eval" in line:
             if self._is_training:  # evaluations name no attempt; earlier ones come before it
-                self._view.evaluation(line["step"], line["eval"])
+                of_sources = {
+                    f"{name}/loss": scores.get("loss")
+                    for name, scores in line.get("eval_sources", {}).items()
+                }
+                self._view.evaluation(line["step"], {**line["eval"], **of_sources})
         elif line.get("attempt") == self._attempt:
             self._is_training = True
             if line["step_time_s"] is not None:

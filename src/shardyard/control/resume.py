@@ -158,7 +158,7 @@ def latest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
 def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DatasetMetadata | None:
     """The data set that the run reads already; its text may have changed, or be gone, since."""
     asks_for_other = any(override.startswith("data.") for override in overrides)
-    is_there = Path(previous.data.dir).is_dir()
+    is_there = all(Path(folder).is_dir() for folder in previous.data.fingerprints)
     return previous.data if is_there and not asks_for_other else None
 
 

@@ -31,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model-dir", type=Path, help="folder of the model's own files")
     parser.add_argument("--rows", type=int, help="of the model's table of tokens, if it has one")
     parser.add_argument("--folder", type=Path, help="to write, as another node has named it")
+    parser.add_argument(
+        "--set-folder", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"),
+        help="the same of a set of data.eval_sets",
+    )  # fmt: skip
     parser.add_argument("--verify", action="store_true", help="check the SHA-256 of every file")
     parser.add_argument("--also", choices=["h5"], help="write what training sees, in this form too")
     parser.add_argument("--show", type=int, default=0, help="samples of training to show")
@@ -42,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows=options.rows,
             verify=options.verify,
             folder=options.folder,
+            set_folders={name: Path(folder) for name, folder in options.set_folder},
             also=options.also,
             show=options.show,
         )
@@ -76,11 +81,12 @@ def _prepare(
     rows: int | None,
     verify: bool,
     folder: Path | None,
+    set_folders: dict[str, Path],
     also: str | None,
     show: int,
 ) -> dict[str, object]:
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from shardyard.config.tasks import task_prepare
     from shardyard.data import shards
@@ -94,8 +100,14 @@ def _prepare(
         prepare, output = prepare_own, _output_to_stderr
     with _progress_display() as progress, output():
         metadata = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
+        if recipe.data.eval_sets:
+            from shardyard.data.eval_sets import prepare_eval_sets
+
+            sets = prepare_eval_sets(recipe, metadata, progress=progress, folders=set_folders)
+            metadata = replace(metadata, eval_sets=sets)
     if verify:
-        for each in [part.data for part in metadata.parts] or [metadata]:
+        parts = [part.data for part in metadata.parts] or [metadata]
+        for each in (*parts, *(each.data for each in metadata.eval_sets)):
             shards.verify(Path(each.dir))
     answer = asdict(metadata)
     if also is not None:

@@ -280,17 +280,20 @@ Records = Sequence[dict[str, Any]]
 """Records of finished pieces (``work_units.py``)."""
 
 
-def check_rejected_in(records: Records, data: "Data") -> None:
+def check_rejected_in(records: Records, data: "Data", *, setting: str) -> None:
     """Apply ``check_rejected`` to the dialogues of finished pieces."""
     rejected, of = _rejected_in(records), _sections_in(records)
-    check_rejected(rejected, data, of=of, example=_first(records))
+    check_rejected(rejected, data, of=of, setting=setting, example=_first(records))
 
 
-def check_rejected(rejected: int, data: "Data", *, of: int, example: str = "") -> None:
+def check_rejected(
+    rejected: int, data: "Data", *, of: int, setting: str, example: str = ""
+) -> None:
     """Raise where more dialogues are rejected by the template than may be left out.
 
     Args:
         of: Dialogues that there are.
+        setting: Setting that names the files.
         example: The first of them, with the reason; empty: it is not known any more.
 
     Raises:
@@ -299,7 +302,7 @@ def check_rejected(rejected: int, data: "Data", *, of: int, example: str = "") -
     if not rejected or (rejected <= data.max_rejected * of and rejected < of):
         return
     share = math.ceil(10_000 * rejected / of) / 10_000
-    first = f"{example} " if example else f"data.source={data.source!r}: "
+    first = f"{example} " if example else f"{setting}={data.source!r}: "
     remedy = (
         "Choose another template with data.chat_template."
         if rejected == of

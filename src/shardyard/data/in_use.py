@@ -6,6 +6,7 @@ While it trains, a shared lock on what would be deleted first; from then on, a l
 import json
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from shardyard.io.files import FILE_MODE, MOST_JSON_BYTES, close_locked, read_json_object, take_lock
@@ -20,14 +21,14 @@ READERS = "readers.jsonl"
 class InUse:
     """Keeps datasets from being pruned until closed or until this process ends."""
 
-    def __init__(self, folder: Path, *, run: Path) -> None:
+    def __init__(self, *folders: Path, run: Path) -> None:
         """Args:
-        folder: Of a dataset, or of a mixture. What cannot be locked is passed over: reading it
+        folders: Of datasets, or of a mixture. What cannot be locked is passed over: reading it
             fails by itself.
         run: Folder of the run, which may be resumed later.
         """
         self._descriptors: list[int] = []
-        for path in _manifests(folder):
+        for path in chain.from_iterable(map(_manifests, folders)):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:

@@ -34,6 +34,11 @@ from shardyard.data.byte_ranges import SourceFile
 from shardyard.data.content_cache import find_equal, record_sources
 from shardyard.data.conversations import check_rejected, check_rejected_in, rejected_of
 from shardyard.data.formats import SECTION_BYTES, format_named
+from shardyard.data.prepared_checks import (
+    check_document_count,
+    check_loss_share,
+    with_true_pairs,
+)
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.shards import (
     COLUMNS_VERSION,
@@ -50,7 +55,7 @@ from shardyard.data.sources import (
     readers_of,
     split_into_pieces,
 )
-from shardyard.data.splits import find_corpus
+from shardyard.data.splits import Corpus, find_corpus
 from shardyard.data.tokenizer import (
     TextEncoder,
     TokenizerFiles,
@@ -93,6 +98,7 @@ def prepare(
     rows: int | None = None,
     folder: Path | None = None,
     is_part: bool = False,
+    eval_set: str | None = None,
 ) -> DatasetMetadata:
     """Prepare the dataset of one source; returns at once if it is there already.
 
@@ -103,6 +109,7 @@ def prepare(
             name depends on the times of the files, which differ between nodes.
         is_part: Whether other sources are trained on too. The validation split then follows
             only the hashes, even where they select none: equal documents are on one side.
+        eval_set: As of ``splits.find_corpus``: a dataset that is only validated on.
 
     Raises:
         RequestError: The source or the tokenizer does not exist, or no validation text is left.
@@ -111,7 +118,7 @@ def prepare(
         StorageError: The file system rejected a write.
     """
     data = recipe.data
-    corpus = find_corpus(recipe)
+    corpus = find_corpus(recipe, eval_set=eval_set)
     files = corpus.files
     tokenizer = chosen_tokenizer(recipe, model_dir)
     bos_token = bos_token_of(data, tokenizer, model_dir)
@@ -125,14 +132,15 @@ def prepare(
                 texts = partial(training_texts, data, files, progress)
                 write_tokenizer(folder, data, tokenizer, texts, model_dir)
                 check_rows(folder, recipe, rows=rows, model_dir=model_dir)
-                _build(folder, recipe, files, request, progress)
+                _build(folder, recipe, corpus, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     metadata = corpus.with_file_lists(read_metadata(folder))
     if metadata.rejected is not None:
-        check_rejected(metadata.rejected, data, of=metadata.rejected_of or 1)
-    _check_loss_share(metadata, data)
-    _check_document_count(metadata, recipe)
+        of = metadata.rejected_of or 1
+        check_rejected(metadata.rejected, data, of=of, setting=corpus.setting)
+    check_loss_share(metadata, data, setting=corpus.setting)
+    check_document_count(metadata, recipe)
     metadata = with_true_pairs(metadata, recipe)
     compares_answers = task_row(recipe.task.name).compares_answers
     if data.pack == "stream" and not compares_answers:
@@ -166,38 +174,6 @@ def _chat_template(data: Data) -> TokenizerFiles:
     if data.chat_template is None:
         return {}
     return {"chat_template.jinja": template_source(data.chat_template).encode()}
-
-
-def _check_loss_share(metadata: DatasetMetadata, data: Data) -> None:
-    """Raise where so little or so much is learnt that the template or the data must be wrong."""
-    if metadata.train_learnt is None or data.loss_on == "all":
-        return
-    least, most = data.loss_share
-    share = metadata.train_learnt / metadata.train_tokens
-    if not least <= share <= most:
-        raise RequestError(
-            f"data.source={data.source!r}: answers are {share:.2%} of the tokens "
-            f"({metadata.train_learnt:,} of {metadata.train_tokens:,}), outside of data.loss_share="
-            f"[{least}, {most}]. Look at the rows and the chat template; if this is as it should "
-            "be, widen data.loss_share. What was prepared is kept."
-        )
-
-
-def _check_document_count(metadata: DatasetMetadata, recipe: Recipe) -> None:
-    """Raise where a split has no second document that half of the pairs could be made with."""
-    data = recipe.data
-    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
-        return
-    for split, documents in (
-        ("train", metadata.train_documents),
-        ("eval", metadata.eval_documents),
-    ):
-        if documents == 1:
-            raise RequestError(
-                f"data.source={data.source!r}: the {split} split has one document, and "
-                f"task.name={recipe.task.name} makes pairs of texts from two. Give more documents, "
-                "or change data.eval_fraction. What was prepared is kept."
-            )
 
 
 def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles | None:
@@ -437,11 +413,11 @@ def _piece_bytes(files: Sequence[SourceFile]) -> int:
 def _build(
     folder: Path,
     recipe: Recipe,
-    files: Sequence[SourceFile],
+    corpus: Corpus,
     request: dict[str, Any],
     progress: Progress,
 ) -> None:
-    data = recipe.data
+    data, files = recipe.data, corpus.files
     pieces = split_into_pieces(files, _piece_bytes(files))
     workers = usable_cores() if data.workers == "auto" else data.workers
     tasks = [
@@ -460,58 +436,54 @@ def _build(
     tasks[0].encoder_with(encoder_in(folder))  # refuse it before work
     on_progress = partial(progress, "turning text into tokens")
     records = run_unfinished(tasks, workers=workers, on_progress=on_progress)
-    check_rejected_in(records, data)
-    forced = _forced_hold_out(
-        records,
-        data,
-        bends=_BY_HASH_ALONE not in request,
-        is_named=any(file.split for file in files),
-    )
+    check_rejected_in(records, data, setting=corpus.setting)
+    forced = _forced_hold_out(records, data, corpus, bends=_BY_HASH_ALONE not in request)
     if forced != tasks[0].hold_out:
         _remove_stale_shards(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
         records = run_unfinished(tasks, workers=workers, on_progress=on_progress)
     record_sources(folder, files)
-    if find_corpus(recipe).files != tuple(files):
+    if find_corpus(recipe, eval_set=corpus.eval_set).files != files:
         raise DataError(
-            f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
-            "mix old and new text. Prepare again when no other process writes there."
+            f"{corpus.setting}={data.source!r} changed while it was being prepared, so its tokens "
+            "may mix old and new text. Prepare again when no other process writes there."
         )
     columns = imported(_encoder_of(data)).columns
     rows = _chat_rows(data, files)
     _commit(folder, records, request, _entropy(tasks), columns, readers_of(files), rows)
 
 
-def _check_splits_not_empty(filled: Collection[str], data: Data) -> None:
+def _check_splits_not_empty(filled: Collection[str], data: Data, corpus: Corpus) -> None:
     """Raise if the files of a split hold no document.
 
     Raises:
         SourceError: They do not.
     """
+    splits = {file.split for file in corpus.files}
     for split, words in (("train", "to train on"), ("eval", "for validation")):
-        if split not in filled:
+        if split in splits - {*filled}:
             source = data.eval_source if split == "eval" and data.eval_source else data.source
-            setting = "data.eval_source" if source is data.eval_source else "data.source"
+            setting = "data.eval_source" if source is data.eval_source else corpus.setting
             raise SourceError(
                 f"{setting}={source!r}: its files {words} hold no text. Give files with text."
             )
 
 
 def _forced_hold_out(
-    records: Sequence[dict[str, Any]], data: Data, *, bends: bool, is_named: bool
+    records: Sequence[dict[str, Any]], data: Data, corpus: Corpus, *, bends: bool
 ) -> ValidationRule:
     """The rule of the held-out split, bent for a small corpus whose hashes leave a split empty:
     then the section with the lowest hash is held out, or the one with the highest is not."""
     hashes = [text_hash for record in records for text_hash in record["hashes"]]
     if not hashes:
         raise SourceError(
-            f"data.source={data.source!r} is an empty corpus: its files hold no text. "
+            f"{corpus.setting}={data.source!r} is an empty corpus: its files hold no text. "
             "Give files with text."
         )
     rule = ValidationRule(data.eval_fraction)
     filled = {split for record in records for split in record["shards"]}
-    if is_named:
-        _check_splits_not_empty(filled, data)
+    if any(file.split for file in corpus.files):
+        _check_splits_not_empty(filled, data, corpus)
         return rule
     if not bends or data.eval_fraction == 0 or filled == set(SPLITS):
         return rule
@@ -610,33 +582,3 @@ def _commit(
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_file(folder / MANIFEST, content, folder=folder)
     flush_folder(folder)
-
-
-_USUAL_PAIR = 128
-"""Tokens of a pair that is drawn to look at, where data.seq_len is not known yet."""
-
-
-def with_true_pairs(metadata: DatasetMetadata, recipe: Recipe) -> DatasetMetadata:
-    """The same with the share of true pairs, where the task judges pairs.
-
-    Raises:
-        RequestError: There are so few that the task would learn to call every pair random.
-    """
-    data = recipe.data
-    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
-        return metadata
-    # Not above: it imports torch, which takes more seconds than a small corpus.
-    from shardyard.data.sentence_pairs import share_of_true_pairs
-
-    seq_len = _USUAL_PAIR if data.seq_len == "auto" else data.seq_len
-    share = share_of_true_pairs(Path(metadata.dir), seq_len=seq_len)
-    if share is not None and share < data.min_true_pairs:
-        raise RequestError(
-            f"data.source={data.source!r}: the second text follows the first in {share:.1%} of the "
-            f"pairs, less than data.min_true_pairs={data.min_true_pairs:g}; about half should. "
-            "Most documents are one sentence to the program: sentences end at . ! ? before a "
-            "capital letter, or at a blank line. Give text with capitals, or one sentence a line "
-            "with data.format=documents; to train all the same, set data.min_true_pairs=0. What "
-            "was prepared is kept."
-        )
-    return replace(metadata, true_pairs=share)

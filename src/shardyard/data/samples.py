@@ -319,13 +319,13 @@ def with_samples(
         )
         if documents
     }
-    train, held_out = sets["train"], sets.get("eval")
+    train, held_out = sets.get("train"), sets.get("eval")
     return replace(
         metadata,
-        train_samples=train.num_samples,
+        train_samples=0 if train is None else train.num_samples,
         eval_samples=0 if held_out is None else held_out.num_samples,
         too_long=sum(each.num_too_long for each in sets.values()),
-        train_places=train.num_tokens,
+        train_places=0 if train is None else train.num_tokens,
     )
 
 

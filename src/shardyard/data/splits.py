@@ -27,6 +27,13 @@ class Corpus:
     """Files that their names keep out of the training, and that are not validated on."""
     explicit: tuple[SourceFile, ...] = ()
     """Files that are trained on though named test or validation: data.source names them."""
+    eval_set: str | None = None
+    """Name of the set of data.eval_sets that the files are; None: they are none."""
+
+    @property
+    def setting(self) -> str:
+        """Setting that names the files, for messages."""
+        return "data.source" if self.eval_set is None else f"data.eval_sets.{self.eval_set}"
 
     @property
     def validation(self) -> tuple[SourceFile, ...]:
@@ -43,8 +50,12 @@ class Corpus:
         )
 
 
-def find_corpus(recipe: Recipe) -> Corpus:
+def find_corpus(recipe: Recipe, *, eval_set: str | None = None) -> Corpus:
     """The files of a recipe's text.
+
+    Args:
+        eval_set: Name of the set of data.eval_sets that data.source is here: it has no training
+            files. None: it is none.
 
     Raises:
         RequestError: As ``list_files``; or no file to train on is left; or data.eval_fraction
@@ -55,6 +66,10 @@ def find_corpus(recipe: Recipe) -> Corpus:
     """
     data = recipe.data
     own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
+    if eval_set is not None:
+        setting = Corpus((), eval_set=eval_set).setting
+        files = _of_validation(list_files(data.source, data.format, own=own, setting=setting))
+        return Corpus(tuple(replace(file, split="eval") for file in files), eval_set=eval_set)
     files = list_files(data.source, data.format, own=own)
     if data.eval_source is None:
         return split_by_name(files, data)

@@ -55,7 +55,7 @@ def prepare_text(
     """
     if not recipe.data.mixture:
         return prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
-    parts = [(share, _single_source_recipe(recipe, share)) for share in recipe.data.mixture]
+    parts = list(zip(recipe.data.mixture, single_source_recipes(recipe), strict=True))
     tokenizer = chosen_tokenizer(recipe, model_dir)
     files = {share.name: find_corpus(part).files for share, part in parts}
     slots = slots_of([share.weight for share in recipe.data.mixture])
@@ -89,13 +89,9 @@ def prepare_text(
             check_rows(folder, recipe, rows=rows, model_dir=model_dir)
     found = []
     for count, (share, part) in zip(slots, parts, strict=True):
-        no_more = {"tokenizer_kind": "bpe", "add_tokens": (), "add_special_tokens": ()}
-        shared = part.data.model_copy(update={"tokenizer": str(folder), **no_more})
-        told = partial(_report_progress, progress, share.name)
-        metadata = prepare(
-            part.model_copy(update={"data": shared}),
-            model_dir=None, progress=told, is_part=True,
-        )  # fmt: skip
+        told = partial(report_progress_of, progress, share.name)
+        shared = with_prepared_tokenizer(part, folder)
+        metadata = prepare(shared, model_dir=None, progress=told, is_part=True)
         _check_training_text(share, metadata, recipe)
         found.append(SourceMetadata(name=share.name, slots=count, data=metadata))
     if not (folder / MIXTURE).exists():
@@ -104,8 +100,20 @@ def prepare_text(
     return _combine_metadata(folder, found)
 
 
+def single_source_recipes(recipe: Recipe) -> list[Recipe]:
+    """The recipe of each source of a mixture; the recipe itself where there is none."""
+    shares = recipe.data.mixture
+    return [_single_source_recipe(recipe, share) for share in shares] or [recipe]
+
+
+def with_prepared_tokenizer(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe of a dataset that takes the tokenizer of another, with the tokens added to it."""
+    no_more = {"tokenizer_kind": "bpe", "add_tokens": (), "add_special_tokens": ()}
+    shared = recipe.data.model_copy(update={"tokenizer": str(folder), **no_more})
+    return recipe.model_copy(update={"data": shared})
+
+
 def _single_source_recipe(recipe: Recipe, share: Share) -> Recipe:
-    """The recipe of one source of a mixture."""
     data = recipe.data
     update = {
         "mixture": (),
@@ -117,9 +125,10 @@ def _single_source_recipe(recipe: Recipe, share: Share) -> Recipe:
     return recipe.model_copy(update={"data": data.model_copy(update=update)})
 
 
-def _report_progress(
+def report_progress_of(
     progress: Progress, name: str, activity: str, done_bytes: int, total_bytes: int
 ) -> None:
+    """Report progress of one of several datasets, with its name."""
     progress(f"{name}: {activity}", done_bytes, total_bytes)
 
 

@@ -87,7 +87,7 @@ def _conduct(
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
     lease = _lease_of(run, args)  # before anything is written: another agent may hold the run
-    data = InUse(Path(resolved.data.dir), run=run.path)
+    data = InUse(*map(Path, resolved.data.fingerprints), run=run.path)
     log = _log(args)
     shown = _redirect_output_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, ignore_repeats=args.asked_once)

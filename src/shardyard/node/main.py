@@ -281,7 +281,7 @@ class _LeadNode:
         is_same_data = (
             previous is not None
             and load_checked_recipe([asked_before], [], of_run=True).data == recipe.data
-            and Path(previous.data.dir).is_dir()
+            and all(Path(folder).is_dir() for folder in previous.data.fingerprints)
         )
         machine, resolved = resolve_locally(
             request,

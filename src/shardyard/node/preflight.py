@@ -384,19 +384,26 @@ def _files_of_node_0(files: Readiness, attempt: int) -> ModelFiles:
 
 def _get_data(resolved: Resolved, run: RunDir, attempt: int, reporter: _Reporter) -> None:
     """Open the prepared data, or prepare it under the same name, and compare fingerprints."""
-    folder, wanted = Path(resolved.data.dir), resolved.data.fingerprint
-    found = _fingerprint_in(folder)
-    if found is None:
-        reporter.log_activity(f"prepares {folder}, which is not on this node")
+    wanted = resolved.data.fingerprints
+    found = {folder: _fingerprint_in(Path(folder)) for folder in wanted}
+    missing = [folder for folder, fingerprint in found.items() if fingerprint is None]
+    if missing:
+        reporter.log_activity(f"prepares {', '.join(missing)}, which is not on this node")
         recipe = load_checked_recipe([run.attempt_recipe(attempt)], [], of_run=True)
         request = Request.of(recipe, name=run.run_id, previous=resolved)
-        found = prepare_data(request, previous=resolved, folder=folder).fingerprint
-    if found != wanted:
-        raise RequestError(
-            f"{folder} has the fingerprint {found} here and {wanted} on node 0: this node's "
-            f"data.source={resolved.recipe.data.source} or tokenizer has other content. Give all "
-            "nodes the same files, or put data.dir on a volume that they share."
-        )
+        found |= prepare_data(request, previous=resolved, like=resolved.data).fingerprints
+    for folder, fingerprint in wanted.items():
+        if found[folder] != fingerprint:
+            data = resolved.recipe.data
+            sets = {each.data.dir: each.name for each in resolved.data.eval_sets}
+            source = f"data.source={data.source}"
+            if folder in sets:
+                source = f"data.eval_sets.{sets[folder]}={data.eval_sets[sets[folder]]}"
+            raise RequestError(
+                f"{folder} has the fingerprint {found[folder]} here and {fingerprint} on node 0: "
+                f"this node's {source} or tokenizer has other content. Give all nodes the same "
+                "files, or put data.dir on a volume that they share."
+            )
 
 
 def _fingerprint_in(folder: Path) -> str | None:

@@ -211,6 +211,7 @@ def report_document(
         ("sample", f"Sample{drawn}", _sample(record)),
         ("devices", "Devices and nodes", _devices(summary, of_devices)),
         ("sources", "Sources", sources(record)),
+        ("eval-sets", "Validation sets", eval_sets(record)),
         ("attempts", "Attempts", _attempts(summary)),
         ("wall-time", "Where the time went", _wall_time(summary)),
         ("plan", "Predicted against measured", _against_plan(record, summary)),
@@ -397,6 +398,25 @@ def sources(record: RunRecord) -> Iterator[Table]:
     ]
     heads = ["source", "#share of the samples", "#tokens", "#times read", "#validation loss"]
     yield Table(heads, rows)
+
+
+def eval_sets(record: RunRecord) -> Iterator[Table]:
+    """Yield a table with the newest scores of each set of data.eval_sets; nothing without sets."""
+    resolved = record.resolved
+    if resolved is None or not resolved.data.eval_sets:
+        return
+    newest = record.evaluations[-1].get("eval_sources", {}) if record.evaluations else {}
+    scores = {each.name: newest.get(each.name, {}) for each in resolved.data.eval_sets}
+    metrics = list(dict.fromkeys(name for each in scores.values() for name in each)) or ["loss"]
+    rows = [
+        (
+            each.name,
+            f"{each.data.eval_tokens:,}",
+            *(format_nats(scores[each.name].get(metric)) for metric in metrics),
+        )
+        for each in resolved.data.eval_sets
+    ]
+    yield Table(["set", "#tokens", *(f"#{metric}" for metric in metrics)], rows)
 
 
 def _attempts(summary: Summary) -> Iterator[Table]:

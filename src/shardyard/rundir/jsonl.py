@@ -258,10 +258,13 @@ def _is_formed(line: dict[str, Any]) -> bool:
         return is_named and _NUMBERS.issuperset(map(type, map(line.get, _EVENT_NUMBERS)))
     if type(line.get("step")) is not int:
         return False
-    scores = line.get("eval", {})
-    if not isinstance(scores, dict):
+    groups = [line.get("eval", {})]
+    if "eval" in line:
+        sources = line.get("eval_sources", {})
+        groups += sources.values() if isinstance(sources, dict) else [sources]
+    if not {dict}.issuperset(map(type, groups)):
         return False
-    numbers = chain(map(line.get, METRIC_KEYS), scores.values())
+    numbers = chain(map(line.get, METRIC_KEYS), *(scores.values() for scores in groups))
     return _NUMBERS.issuperset(map(type, numbers))
 
 

@@ -159,12 +159,15 @@ _AXES = ("epoch", "tokens", "samples")
 
 
 def scalars_of(line: dict[str, Any]) -> dict[str, float]:
-    """Name -> value: ``train/loss``, ``eval/loss``; what a task adds to its lines too.
+    """Name -> value: ``train/loss``, ``eval/loss``, ``eval/SOURCE/loss`` of a source of a mixture
+    or a set of data.eval_sets; what a task adds to its lines too.
 
     A null is no point of a curve, and left out.
     """
     if "eval" in line:
-        found = {f"eval/{name}": value for name, value in line["eval"].items()}
+        groups = {"eval": line["eval"]}
+        groups |= {f"eval/{name}": each for name, each in line.get("eval_sources", {}).items()}
+        found = {f"{at}/{name}": each[name] for at, each in groups.items() for name in each}
     else:
         names = [*_OF_STEPS, *(name for name in line if name not in METRIC_KEYS)]
         found = {f"train/{name}": line.get(name) for name in names}

@@ -31,6 +31,8 @@ class TaskData(NamedTuple):
     """Samples of the validation split; None: there is none."""
     eval_parts: Mapping[str, Samples] = MappingProxyType({})
     """Validation samples of each source of a mixture, by name; together they are ``eval``."""
+    eval_sets: Mapping[str, Samples] = MappingProxyType({})
+    """Samples of each set of data.eval_sets, by name; none of them is in ``eval``."""
 
 
 class Task(ABC):

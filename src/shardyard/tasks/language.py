@@ -68,6 +68,21 @@ class LanguageTask(Task):
     @classmethod
     def open_data(cls, resolved: Resolved) -> TaskData:
         """Both splits: the training samples without end, the held-out ones each once."""
+        sets = {each.name: each.data for each in resolved.data.eval_sets}
+        return cls._open_splits(resolved)._replace(
+            eval_sets={
+                name: cls._open_eval(replace(resolved, data=data)) for name, data in sets.items()
+            }
+        )
+
+    @classmethod
+    def _open_eval(cls, resolved: Resolved) -> Stream:
+        """The validation samples of one dataset, each once."""
+        prepare = cls.preparation(resolved, "eval")
+        return Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare)
+
+    @classmethod
+    def _open_splits(cls, resolved: Resolved) -> TaskData:
         if resolved.data.parts:
             return cls._open_mixture(resolved)
         if resolved.data.item_kind is not None:
@@ -79,8 +94,7 @@ class LanguageTask(Task):
         )
         if not resolved.data.num_samples("eval", int(resolved.recipe.data.seq_len)):
             return TaskData(train, None)
-        prepare = cls.preparation(resolved, "eval")
-        return TaskData(train, Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare))
+        return TaskData(train, cls._open_eval(resolved))
 
     @classmethod
     def _open_items(cls, resolved: Resolved) -> tuple[ItemStream, ItemStream | None]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -22,8 +22,8 @@ class Evaluation:
     """Every metric of the task."""
     targets: int
     """Divisor of the loss."""
-    parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Metrics of each source of a mixture, by name."""
+    parts: "dict[str, Evaluation]" = field(default_factory=dict)
+    """Result of each source of a mixture and each set of data.eval_sets, by name."""
 
     @property
     def loss(self) -> float:
@@ -57,6 +57,7 @@ def evaluate(
     task: Task,
     source: Samples,
     parts: Mapping[str, Samples] = MappingProxyType({}),
+    sets: Mapping[str, Samples] = MappingProxyType({}),
     *,
     micro_batch: int,
     mesh: Mesh,
@@ -66,6 +67,7 @@ def evaluate(
 
     Args:
         parts: What the source is made of, if each is scored by itself, too.
+        sets: Samples that are scored by themselves, and count for nothing else.
     """
     task.model.eval()
     totals = {
@@ -73,14 +75,18 @@ def evaluate(
             task.computation.forward(_batches(each, micro_batch=micro_batch, mesh=mesh)),
             device=device,
         )
-        for name, each in (parts or {"": source}).items()
+        for name, each in {**(parts or {"": source}), **sets}.items()
     }
     task.model.train()
-    return Evaluation(
-        scores=_scores(task, list(totals.values())),
-        targets=round(sum(each.divisor.item() for each in totals.values())),
-        parts={name: _scores(task, [each]) for name, each in totals.items() if name},
-    )
+    by_name = {name: _evaluation(task, [each]) for name, each in totals.items() if name}
+    whole = [each for name, each in totals.items() if name not in sets]
+    return replace(_evaluation(task, whole), parts=by_name)
+
+
+def _evaluation(task: Task, totals: Sequence[Totals]) -> Evaluation:
+    """Result over all samples that the totals are of."""
+    targets = round(sum(each.divisor.item() for each in totals))
+    return Evaluation(scores=_scores(task, totals), targets=targets)
 
 
 def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:

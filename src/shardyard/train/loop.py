@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.formulas import Batch
-from shardyard.config.resolved import fingerprint
+from shardyard.config.resolved import DatasetMetadata, fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE, OF_TOKEN_LOSS, metrics_of, target_metric
 from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes, log_samples
@@ -26,7 +26,7 @@ from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.jsonl import EXPERT_LOAD
 from shardyard.torch_private import compile_seconds
 from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_many_skipped
-from shardyard.train.evaluate import evaluate, evaluation_due
+from shardyard.train.evaluate import Evaluation, evaluate, evaluation_due
 from shardyard.train.hooks import WorkerPhase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.optim import flip_bit, inject_nan
@@ -296,27 +296,21 @@ class Loop:
             result = evaluate(
                 training.task,
                 training.eval_source,
-                training.eval_parts,
+                training.data.eval_parts,
+                training.data.eval_sets,
                 micro_batch=self.recipe.optim.micro_batch,
                 mesh=training.mesh,
                 device=training.device,
             )
         seconds = self.clock.now() - started
-        data = training.resolved.data
-        per_byte = training.task_row.bits_per_byte(
-            result.loss,
-            targets=result.targets,
-            nbytes=None if data.too_long else data.eval_bytes,  # some of them are not predicted
-        )
-        scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
-        if self.recipe.task.loss is not None:
-            scores = {name: each for name, each in scores.items() if name not in OF_TOKEN_LOSS}
+        prepared = training.resolved.data
+        scores, facts = self._scores(result, prepared), prepared.by_name
+        parts = {name: self._scores(each, facts[name]) for name, each in result.parts.items()}
         epoch = progress.position / training.train_source.num_samples
         told = {"step": progress.step, "seconds": seconds, "targets": result.targets}
-        by_source = {"sources": result.parts} if result.parts else {}
-        training.report("evaluated", **told, **scores, **by_source)
+        training.report("evaluated", **told, **scores, **({"sources": parts} if parts else {}))
         line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
-        training.write_line({**line, **({"eval_sources": result.parts} if result.parts else {})})
+        training.write_line({**line, **({"eval_sources": parts} if parts else {})})
         # a best step is one that can be saved: finite, and not skipped
         by, metrics = target_metric(self.recipe.run.target), metrics_of(self.recipe.task)
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
@@ -327,6 +321,18 @@ class Loop:
         if is_best and self.recipe.checkpoint.keep_best:
             self._save()
         self.step_ended_at += seconds  # the next step's time does not count it
+
+    def _scores(self, result: Evaluation, data: DatasetMetadata) -> dict[str, float]:
+        """Metrics to report of the validation split of a dataset."""
+        per_byte = self.training.task_row.bits_per_byte(
+            result.loss,
+            targets=result.targets,
+            nbytes=None if data.too_long else data.eval_bytes,  # some of them are not predicted
+        )
+        scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
+        if self.recipe.task.loss is not None:
+            scores = {name: each for name, each in scores.items() if name not in OF_TOKEN_LOSS}
+        return scores
 
     def _is_target(self, scores: Mapping[str, float]) -> bool:
         """Whether an evaluation is all that run.target asks for."""

@@ -1,6 +1,6 @@
 """One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from shardyard.observe.callbacks import Callbacks
 from shardyard.observe.metrics import MetricLines, Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
-from shardyard.tasks.base import Task
+from shardyard.tasks.base import Task, TaskData
 from shardyard.train.ema import WeightEma
 from shardyard.train.hooks import Hooks
 from shardyard.train.state import Progress
@@ -45,9 +45,7 @@ class Training:
     stepper: Stepper
     ema: WeightEma | None
     """Averages of the weights; None: the recipe asks for none."""
-    train_source: Samples
-    eval_source: Samples | None
-    eval_parts: Mapping[str, Samples]
+    data: TaskData
     loader: Loader
     saver: Saver
     save_interval: Interval
@@ -68,6 +66,16 @@ class Training:
     """Functions of the user's own; None: none, or another rank."""
     check_bits: "Callable[[Training, int], None]"
     """Asks, after a step, whether all ranks compute the same bits."""
+
+    @property
+    def train_source(self) -> Samples:
+        """Samples that are trained on."""
+        return self.data.train
+
+    @property
+    def eval_source(self) -> Samples | None:
+        """Samples of the validation split; None: there is none."""
+        return self.data.eval
 
     def report(self, kind: str, **fields: Any) -> None:
         """Write an event, on the one rank that does."""

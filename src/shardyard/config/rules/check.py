@@ -422,6 +422,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
         "task.eval_every_epochs": task.eval_every_epochs,
         "run.target": recipe.run.target,
         "run.patience": recipe.run.patience,
+        "data.eval_sets": recipe.data.eval_sets or None,
     }
     if recipe.run.patience is not None and not (task.eval_every_steps or task.eval_every_epochs):
         text = f"={recipe.run.patience} counts validations, and there is one at the end only. Set "

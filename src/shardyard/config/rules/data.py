@@ -27,7 +27,7 @@ from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
 from shardyard.config.sources import address_error, is_remote
-from shardyard.config.tasks import BITS_PER_BYTE, TASKS, task_row
+from shardyard.config.tasks import BITS_PER_BYTE, TASKS, metrics_of, task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_WORDS
 from shardyard.errors import Problem
 
@@ -36,8 +36,8 @@ MAPPINGS = frozenset(
         "launch.aws_batch.tags", "launch.env", "launch.kubernetes.annotations",
         "launch.kubernetes.labels", "launch.kubernetes.node_selector",
         "launch.kubernetes.side_node_selector",
-        "launch.slurm.options", "data.module_settings", "optim.module_settings", "run.origins",
-        "run.tags", "secrets",
+        "launch.slurm.options", "data.eval_sets", "data.module_settings", "optim.module_settings",
+        "run.origins", "run.tags", "secrets",
     }
 )  # fmt: skip
 """Settings whose keys are the user's own names."""
@@ -104,7 +104,10 @@ def path_error(text: str, instead: str = _A_PATH) -> str | None:
 def _string_error(setting: str, text: str) -> str | None:
     if _PROSE.fullmatch(setting):
         return _encoding_error(text)
-    row = PATHS.get(setting)
+    above = setting.rpartition(".")[0]
+    row = PATHS.get(above if above in MAPPINGS else setting)
+    if setting in MAPPINGS:  # a name that a user made
+        row = None
     if row is not None and row.may_be_address and is_remote(text):
         return _encoding_error(text) or _line_error(text) or address_error(text)
     if row is not None:
@@ -176,6 +179,7 @@ def check_data(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
     yield from _added_tokens(recipe)
     yield from _validation(recipe)
+    yield from _eval_sets(recipe)
     yield from _mixture(recipe)
 
 
@@ -233,6 +237,38 @@ def _validation(recipe: Recipe) -> Iterable[Problem]:
     if data.eval_source == data.source and data.eval_source is not None:
         text = "and data.source are the same. Validate on other data than you train on."
         yield Problem("data.eval_source", text)
+
+
+_SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
+
+
+def _eval_sets(recipe: Recipe) -> Iterable[Problem]:
+    """Sets that the task does not score, and names that an evaluation cannot show."""
+    data, task, setting = recipe.data, recipe.task, "data.eval_sets"
+    if not data.eval_sets:
+        return
+    if not task_row(task.name).reads_eval_sets:
+        readers = " and ".join(name for name, row in TASKS.items() if row.reads_eval_sets)
+        text = f"is scored by task.name={readers}, and not by {task.name}. Leave it out; "
+        yield Problem(setting, f"{text}data.eval_source names the validation data of any task.")
+        return
+    metrics = metrics_of(task)
+    sources = [share.name for share in data.mixture]
+    for name, source in data.eval_sets.items():
+        if not _SET_NAME.fullmatch(name):
+            near = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:32]
+            hint = f" Did you mean {near}?" if near else ""
+            text = f"has the name {show(name)}. A set's name has 1 to 32 letters, digits, hyphens "
+            yield Problem(setting, f"{text}and underscores.{hint}")
+        elif name in metrics:
+            text = f"has the name {name}, which is a metric of {task.name}. Call it {name}-set."
+            yield Problem(setting, text)
+        elif name in sources:
+            text = f"has the name {name}, which is a source of data.mixture. Call it {name}-set."
+            yield Problem(setting, text)
+        elif not data.mixture and source == data.source:
+            text = "and data.source are the same. Validate on other data than you train on."
+            yield Problem(f"{setting}.{name}", text)
 
 
 def _added_tokens(recipe: Recipe) -> Iterable[Problem]:

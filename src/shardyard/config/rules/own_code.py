@@ -149,7 +149,7 @@ def _check_dataset(recipe: Recipe) -> Iterable[Problem]:
                 text = "is for data.module, and the recipe has none. Set it, or leave this out."
                 yield Problem(f"data.{key}", text)
         return
-    for key in ("source", "mixture", "eval_source"):
+    for key in ("source", "mixture", "eval_source", "eval_sets"):
         if key in given and getattr(data, key) != getattr(Data(), key):
             text = f"and data.module={data.module} both say where data comes from. Remove one "
             text += "of the two from the recipe."

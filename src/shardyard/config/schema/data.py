@@ -157,6 +157,11 @@ class Data(Section):
     eval_source: Sources | None = None
     """Validation data, as in data.source. null: files named validation in data.source, else
     data.eval_fraction of its documents."""
+    eval_sets: Annotated[dict[str, Sources], Field(description="name: source")] = Field(
+        default_factory=dict
+    )
+    """More validation data, {code: code/*.py, hard: hard.jsonl}: each set is scored by itself, next
+    to data.eval_source or data.eval_fraction."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of documents used for validation, chosen by a hash of their content. 0: no validation.
     """
@@ -195,12 +200,13 @@ class Data(Section):
         holders: list[tuple[str, Section]] = [
             (f"data.mixture[{place}]", share) for place, share in enumerate(self.mixture)
         ]
-        return tuple(
-            (f"{prefix}.{key}", entry)
+        named = [
+            (f"{prefix}.{key}", getattr(holder, key))
             for prefix, holder in holders or [("data", self)]
             for key in ("source", "eval_source")
-            for entry in _each(getattr(holder, key))
-        )
+        ]
+        named += [(f"data.eval_sets.{name}", source) for name, source in self.eval_sets.items()]
+        return tuple((setting, entry) for setting, source in named for entry in _each(source))
 
 
 def _each(source: Sources | None) -> tuple[str, ...]:
