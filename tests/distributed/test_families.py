@@ -32,6 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"sliding_window": 5, "final_logit_softcapping": 1.0, "attn_logit_softcapping": 1.0},
         ["FULL_SHARD", "tp", "pp", "cp"],
     ),
+    "gemma3_text": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
     "gpt2": ({}, ["FULL_SHARD", "tp", "pp", "cp", "zero-bubble"]),
     "gpt_neox": ({}, ["FULL_SHARD", "tp", "pp", "cp", "zero-bubble"]),
 }

@@ -20,13 +20,15 @@ from tests.families.random_models import small_shape, theirs
 
 BLOCKS = 10
 MODES: tuple[Any, ...] = ("none", "selective", "full", 3, ("mlp",))
+ALTERNATING: dict[str, Any] = {
+    "sliding_window": 5, "layer_types": ("sliding_attention", "full_attention") * (BLOCKS // 2)
+}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 5},
     "phi3": {"sliding_window": 5},
-    "gemma2": {
-        "sliding_window": 5, "layer_types": ("sliding_attention", "full_attention") * (BLOCKS // 2)
-    },
-}  # fmt: skip
+    "gemma2": ALTERNATING,
+    "gemma3_text": ALTERNATING,
+}
 SHORT: tuple[tuple[str, Any], ...] = (("bf16", "none"), ("bf16", "selective"), ("fp8", "selective"))
 ROWS = 520
 """Of the table of tokens: those of the corpus, and one that hides tokens."""

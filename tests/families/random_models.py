@@ -83,6 +83,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "small caps": {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5},
         "window in all": {"sliding_window": 8, "layer_types": None},
     },
+    "gemma3_text": {
+        "cap, own head": {"final_logit_softcapping": 0.5, "tie_word_embeddings": False},
+        "stretched": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        "window in all": {"sliding_window": 8, "layer_types": None},
+        "no window": {"sliding_window": None, "layer_types": None},
+    },
     "bert": {},
     "gpt2": {
         "own head, narrow": {"tie_word_embeddings": False, "intermediate_size": 96},
@@ -134,6 +140,7 @@ def logits_of(model: PreTrainedModel, shape: ModelShape) -> Tensor:
         logit_softcap=shape.final_logit_softcapping,
         embedding_multiplier=shape.embedding_multiplier,
         logits_scaling=shape.logits_scaling,
+        block_types=shape.block_types,
     )
     positions_BL = torch.arange(TOKENS_BL.shape[1]).expand(len(TOKENS_BL), -1)
     logits: Tensor = run(TOKENS_BL, positions_BL, torch.arange(len(TOKENS_BL)))

@@ -197,7 +197,9 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     window = getattr(theirs, "sliding_window", None) if "sliding_attention" in types else None
     assert shape.sliding_window == window
     rope = getattr(theirs, "rope_parameters", {"rope_theta": shape.rope_theta})
-    assert shape.rope_theta == rope["rope_theta"]
+    assert shape.rope_theta == rope.get("full_attention", rope)["rope_theta"]
+    local = rope.get("sliding_attention", {"rope_theta": None})["rope_theta"]
+    assert shape.rope_local_base_freq == local
     eps = {getattr(theirs, name, shape.rms_norm_eps) for name in _NORMS}
     assert eps == {shape.rms_norm_eps}
     width = theirs.intermediate_size if model_type == "mixtral" else None

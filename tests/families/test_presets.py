@@ -47,6 +47,8 @@ PUBLISHED = [
     ("gemma2-2b", 2_614_341_888),
     ("gemma2-9b", 9_241_705_984),
     ("gemma2-27b", 27_227_128_320),
+    ("gemma3-270m", 268_098_176),
+    ("gemma3-1b", 999_885_952),
     # Without the 12 to 48 causal masks that the files of the smaller ones count too
     ("gpt2", 124_439_808),
     ("gpt2-medium", 354_823_168),

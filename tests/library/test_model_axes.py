@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
@@ -59,6 +61,15 @@ MODELS: dict[str, Callable[[], Any]] = {
             attention_multiplier=0.2,
             residual_multiplier=0.5,
             logits_scaling=3.0,
+        )
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **_GROUPED,
+            head_dim=8,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+            pad_token_id=None,
         )
     ),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_GROUPED, num_local_experts=4)),
@@ -171,6 +182,7 @@ MORE_ON_2 = [
     ("llama", "pp=2"), ("qwen3", "tp=2"), ("qwen3", "cp=2"), ("mixtral", "tp=2"),
     ("mixtral", "cp=2"), ("gpt2", "cp=2"), ("gpt2", "pp=2"), ("bert", "tp=2"),
     ("olmo2", "dp_shard=2,zero=3"), ("granite", "pp=2"), ("granite", "dp_shard=2,zero=3"),
+    ("gemma3", "tp=2"), ("gemma3", "pp=2"), ("gemma3", "cp=2"), ("gemma3", "dp_shard=2,zero=3"),
 ]  # fmt: skip
 MORE_ON_4 = [
     ("llama", "tp=2,dp_shard=2"), ("gpt2", "tp=2,cp=2"), ("gpt2", "tp=2,dp_shard=2"),

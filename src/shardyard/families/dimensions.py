@@ -6,10 +6,10 @@ from typing import Any, Literal
 _IF_SET = (
     "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "label_head", "num_labels",
     "label_names", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
-    "logits_scaling",
+    "logits_scaling", "rope_local_base_freq",
 )  # fmt: skip
-"""Sizes of latent attention and of heads over labels, and multipliers: other models are written
-without them."""
+"""Sizes of latent attention and of heads over labels, and multipliers, and other angles in
+blocks with a window: other models are written without them."""
 
 Labelled = Literal["samples", "tokens"]
 """Unit that has a label: each sample, or each token."""
@@ -59,6 +59,8 @@ class ModelDimensions:
     """Attention and MLP of a block both read its input, and their sum is added."""
     rope_scaling: dict[str, Any] | None = None
     """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
+    rope_local_base_freq: float | None = None
+    """``rope_theta`` of blocks with a window; None: that of all blocks."""
     sliding_window: int | None = None
     """A token sees itself and those before it, so many in all; None: the whole sample."""
     layer_types: tuple[str, ...] | None = None
@@ -103,6 +105,12 @@ class ModelDimensions:
         }
         found = {**asdict(self), **lists}
         return {key: value for key, value in found.items() if key not in _IF_SET or value}
+
+    @property
+    def block_types(self) -> tuple[str, ...]:
+        """Type of each block, also where all are alike."""
+        usual = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return self.layer_types or (usual,) * self.num_hidden_layers
 
     def has_window_below(self, tokens: int) -> bool:
         """Whether any block has a window shorter than samples of that length."""

@@ -204,6 +204,8 @@ class Family:
     """Modules of a block that have no parameters of their own."""
     rotary: str | None = None
     """Module that turns positions into every block's angles; it has only buffers."""
+    rotary_by_type: bool = False
+    """Whether blocks with a window have other angles, which that module is asked for by type."""
     end: str | None = None
     """A module that holds norm and head, and parameters of its own."""
     dropped: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ FAMILIES = {
     "olmo2": "shardyard.families.olmo2:OLMO2",
     "granite": "shardyard.families.granite:GRANITE",
     "gemma2": "shardyard.families.gemma2:GEMMA2",
+    "gemma3_text": "shardyard.families.gemma3_text:GEMMA3_TEXT",
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",
 }

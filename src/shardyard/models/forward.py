@@ -8,7 +8,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 width, S = places for documents of a sample.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ class ForwardPass:
         logit_softcap: float | None = None,
         embedding_multiplier: float | None = None,
         logits_scaling: float | None = None,
+        block_types: Sequence[str] = (),
     ) -> None:
         """Take a model whose parts are in place (a stage lacks some of them).
 
@@ -50,6 +51,7 @@ class ForwardPass:
             logit_softcap: c of c x tanh(logit / c); None: logits are as they are.
             embedding_multiplier: Factor of each token's embedding; None: 1.
             logits_scaling: Divisor of the logits; None: 1.
+            block_types: Type of each block of the whole model, for families whose angles differ.
         """
         self._scales_embedding = family.scales_embedding
         self._logit_softcap = logit_softcap
@@ -60,7 +62,11 @@ class ForwardPass:
         self._token_types = part_of(model, family.token_types)
         self._embedding_norm = part_of(model, family.embedding_norm or family.embedding_end)
         self._rotary = part_of(model, family.rotary)
-        self._blocks = list(blocks_of(model, family).values())
+        blocks = blocks_of(model, family)
+        self._blocks = list(blocks.values())
+        numbers = [int(name.rpartition(".")[2]) for name in blocks]
+        by_type = family.rotary_by_type
+        self._types = [block_types[number] if by_type else None for number in numbers]
         self._norm = part_of(model, family.norm)
         self._head = part_of(model, family.head)
         self._pooler = part_of(model, family.pooler)
@@ -107,12 +113,10 @@ class ForwardPass:
         attention = self._attention(positions_BL, starts_BS)
         if self._embedding is not None:
             x = self._embed(x, positions_BL, segments_BL)
-        given = {}
-        if self._rotary is not None:
-            given["position_embeddings"] = self._rotary(x, _at(positions_BL, self._tokens_l))
-        for block in self._blocks:
+        given = self._angles(x, positions_BL)
+        for block, block_type in zip(self._blocks, self._types, strict=True):
             with self._entered(block):
-                x = block(x, attention_mask=attention, **given)
+                x = block(x, attention_mask=attention, **given[block_type])
         if self._head is None:
             return x
         of_pairs_B2 = self._pair_logits(x)
@@ -129,6 +133,20 @@ class ForwardPass:
         if targets is None:
             return self._logits(x), of_pairs_B2
         return self._head(x, targets[:, : -len(of_pairs_B2)]), of_pairs_B2  # without the pairs' own
+
+    def _angles(self, x: Tensor, positions_BL: Tensor) -> dict[str | None, dict[str, Any]]:
+        """Return the arguments for the angles of each type of block; None: of all blocks."""
+        if self._rotary is None:
+            return {None: {}}
+        positions_Bl = _at(positions_BL, self._tokens_l)
+        return {
+            each: {
+                "position_embeddings": self._rotary(x, positions_Bl)
+                if each is None
+                else self._rotary(x, positions_Bl, each)
+            }
+            for each in dict.fromkeys(self._types)
+        }
 
     def _pair_logits(self, x_BlD: Tensor) -> Tensor | None:
         if self._pooler is None or self._pair_head is None:

@@ -89,6 +89,7 @@ def parallelize(
             is_first=number == 0,
             logit_softcap=shape.final_logit_softcapping if shape.label_head is None else None,
             embedding_multiplier=shape.embedding_multiplier, logits_scaling=shape.logits_scaling,
+            block_types=shape.block_types,
             around=None if offload is None else offload.around,
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; copies are of modules as they were built

@@ -151,6 +151,7 @@ def test_scaled_rotary_positions_keep_their_parameters(tmp_path: Path) -> None:
     assert shape.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
+GEMMA3 = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
 REFUSED = [
     ({**BERT, "hidden_act": "relu"}, "hidden_act='relu': only gelu is built"),
     ({**BERT, "type_vocab_size": 1}, "type_vocab_size=1: only 2 kinds of tokens are built"),
@@ -185,6 +186,13 @@ REFUSED = [
     ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_act='relu': only gelu_pytorch"),
     ({"model_type": "gemma2", "use_bidirectional_attention": True}, "only attention to earlier"),
     ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling=0: not a positive number"),
+    ({**GEMMA3, "use_bidirectional_attention": True}, "only attention to earlier"),
+    ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0: gemma3_text has no"),
+    ({**GEMMA3, "rope_parameters": {"rope_theta": 1e4}}, "rope_parameters without an entry for"),
+    (
+        {**GEMMA3, "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
+        "rope_type='linear' in blocks with a window: only default is built",
+    ),
     ({"model_type": "phi3", "resid_pdrop": 0.1}, "{'resid_pdrop': 0.1}: set them to 0"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),
     ({"mlp_bias": True}, "mlp_bias=true"),
@@ -333,7 +341,7 @@ OTHER_VALUES: dict[str, Any] = {
     "hidden_act": "relu", "activation_function": "relu", "hidden_activation": "relu",
     "num_key_value_heads": 1, "num_attention_heads": 8, "head_dim": 48,
     "layer_types": ["sliding_attention"] * 2, "mlp_only_layers": [1], "sliding_window": 64,
-    "num_experts_per_tok": 1, "num_local_experts": 4,
+    "final_logit_softcapping": 20.0, "num_experts_per_tok": 1, "num_local_experts": 4,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4},
 }  # fmt: skip
 

@@ -168,7 +168,7 @@ LACKS = (
 
 BY_POSITIONS = (
     "apertus", "arcee", "bitnet", "codegen", "cohere", "cohere2", "deepseek_v2", "deepseek_v3",
-    "diffllama", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "gemma3_text", "glm", "glm4",
+    "diffllama", "dots1", "ernie4_5", "exaone4", "flex_olmo", "gemma", "glm", "glm4",
     "glm4_moe", "gpt_bigcode", "gpt_neo", "gptj", "granitemoe", "helium",
     "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "ministral", "nanochat", "nemotron", "olmo",
     "olmo3", "olmoe", "persimmon", "phi", "phimoe", "qwen2_moe", "seed_oss", "smollm3",
