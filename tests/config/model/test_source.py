@@ -327,6 +327,8 @@ WITHOUT_EFFECT = {
     "pad_token_id", "bos_token_id", "eos_token_id",
     # told by config_notes: model.router_aux_loss weighs another loss
     "output_router_logits", "router_aux_loss_coef",
+    # transformers computes it from sliding_window_pattern, which is read
+    "_sliding_window_pattern",
     # read with a window alone, and written as layer_types
     "max_window_layers", "use_sliding_window",
     # of GPT-NeoX, where it changes nothing; of BERT it is refused
