@@ -58,8 +58,8 @@ def test_a_package_is_imported_when_its_name_is_used_and_not_before(packages: Pa
 
 @pytest.mark.usefixtures("letters")
 def test_a_wrong_name_is_told_with_the_nearest_and_all_that_there_are() -> None:
-    names = "causal_lm, masked_lm, bert_pretraining, sequence_classification, "
-    names += "token_classification, image_classification, vowels (shardyard-letters 1.0)"
+    names = "causal_lm, masked_lm, bert_pretraining, sequence_classification, token_classification"
+    names += ", preference, image_classification, vowels (shardyard-letters 1.0)"
     said = f"Did you mean vowels? Available: {names}"
     assert said in refused("task.name=vowel")
     with pytest.raises(
