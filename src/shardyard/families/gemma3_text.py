@@ -42,13 +42,6 @@ _PRESETS = {
         shape=_shape(64, 172, 2, 4, 2, 24, vocab=0, context=256, window=16, pattern=2),
         source="ours: the smallest shape; for tests",
     ),
-    "gemma3-270m": Preset(
-        shape=_shape(640, 2048, 18, 4, 1, 256), source="config.json of google/gemma-3-270m"
-    ),
-    "gemma3-1b": Preset(
-        shape=_shape(1152, 6912, 26, 4, 1, 256),
-        source="Kamath et al. 2025, arXiv:2503.19786, table 1; config.json of google/gemma-3-1b-pt",
-    ),
 }
 
 

@@ -34,14 +34,6 @@ _PRESETS = {
         shape=_shape(0, 64, 172, 2, 4, 2, scores=0.0625, logits=6.0, context=256),
         source="ours: the smallest shape; for tests",
     ),
-    "granite3-2b": Preset(
-        shape=_shape(49155, 2048, 8192, 40, 32, 8, scores=0.015625, logits=8.0),
-        source="config.json of ibm-granite/granite-3.0-2b-base",
-    ),
-    "granite3-8b": Preset(
-        shape=_shape(49155, 4096, 12800, 40, 32, 8, scores=0.0078125, logits=16.0),
-        source="config.json of ibm-granite/granite-3.0-8b-base",
-    ),
 }
 
 

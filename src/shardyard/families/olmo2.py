@@ -29,10 +29,6 @@ _PRESETS = {
     "olmo2-tiny": Preset(
         shape=_shape(0, 64, 172, 2, 4, 2, context=256), source="ours: the smallest shape; for tests"
     ),
-    "olmo2-1b": Preset(
-        shape=_shape(100352, 2048, 8192, 16, 16, 16),
-        source="config.json of allenai/OLMo-2-0425-1B",
-    ),
     "olmo2-7b": Preset(
         shape=_shape(100352, 4096, 11008, 32, 32, 32), source=_SOURCE.format("OLMo-2-1124-7B")
     ),
