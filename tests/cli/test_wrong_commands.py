@@ -208,7 +208,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for module in (attempt, submission):
-        monkeypatch.setattr(module, "probe", lambda: machine(16))
+        monkeypatch.setattr(module, "local_machine", lambda _device: machine(16))
     return tmp_path
 
 
@@ -268,7 +268,7 @@ def fits(monkeypatch: pytest.MonkeyPatch, gib: float, *, is_forced: bool = False
     def reached(*_arguments: object, **_options: object) -> None:
         raise DataReached
 
-    monkeypatch.setattr(attempt, "probe", lambda: machine(gib))
+    monkeypatch.setattr(attempt, "local_machine", lambda _device: machine(gib))
     monkeypatch.setattr(attempt, "prepare_data", reached)
     words = ["recipe.yaml", "model.preset=llama-1b", "optim.global_batch=1", "cluster.device=cpu"]
     try:
@@ -284,7 +284,7 @@ def fits(monkeypatch: pytest.MonkeyPatch, gib: float, *, is_forced: bool = False
 def test_train_rejects_a_model_that_does_not_fit_before_data_is_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt, "probe", lambda: machine(64))
+    monkeypatch.setattr(attempt, "local_machine", lambda _device: machine(64))
     request = Request.read(
         ["recipe.yaml", "model.preset=llama-1b", "optim.global_batch=1", "cluster.device=cpu"]
     )

@@ -62,7 +62,7 @@ def test_a_path_that_cannot_be_followed_is_told_by_its_setting(
     def tokenise(*_: object, **__: object) -> None:
         raise AssertionError("text would be read")
 
-    monkeypatch.setattr(attempt, "probe", lambda: LAPTOP)
+    monkeypatch.setattr(attempt, "local_machine", lambda _device: LAPTOP)
     monkeypatch.setattr(prepare, "run_program", tokenise)
     assert main(request_with(setting, wrong(tmp_path), tmp_path), launchers=FAKE) == 2
     said = capsys.readouterr().err

@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise Tokenised
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attempt, "probe", lambda: NODE)
+    monkeypatch.setattr(attempt, "local_machine", lambda _device: NODE)
     monkeypatch.setattr(prepare, "run_program", tokenise)
 
 

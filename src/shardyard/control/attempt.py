@@ -26,7 +26,7 @@ from shardyard.control.request import Request, check_weights_match_config
 from shardyard.control.subprocesses import run_program
 from shardyard.doctor.storage import check_space, lock_warning
 from shardyard.errors import RequestError
-from shardyard.hardware.machine import Machine, probe
+from shardyard.hardware.machine import Machine, local_machine
 from shardyard.io.files import break_links, write_json, write_text
 from shardyard.log import info, warn
 from shardyard.planner.phases import plan
@@ -221,7 +221,7 @@ def resolve_locally(
     data: DatasetMetadata | None = None,
     check: Callable[[Machine], None] | None = None,
 ) -> tuple[Machine, Resolved]:
-    """Probe this machine, reject what it cannot do, prepare the data, resolve everything.
+    """Describe this machine, reject what it cannot do, prepare the data, resolve everything.
 
     In this order, errors are reported before anything is tokenised.
 
@@ -233,7 +233,7 @@ def resolve_locally(
     Raises:
         RecipeError: Recipe, machine, model and data do not fit each other or ``previous``.
     """
-    machine = probe()
+    machine = local_machine(request.recipe.cluster.device)
     request.check_compatibility(machine, previous)
     check_weights_match_config(request)
     if check is not None:

@@ -22,7 +22,7 @@ from shardyard.doctor.machine import check_machine
 from shardyard.doctor.paths import check_data_sources
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
-from shardyard.hardware.machine import probe
+from shardyard.hardware.machine import local_machine
 from shardyard.launchers.base import HasChecks, Launcher, launcher_class
 from shardyard.launchers.registry import ALIASES, LAUNCHERS
 from shardyard.launchers.secrets import loose_files, resolve_local
@@ -97,7 +97,7 @@ def _host_bytes(request: Request) -> int | None:
     if request.recipe.cluster.device not in ("cpu", "auto"):
         return None
     with suppress(ShardyardError):  # what is wrong with the recipe is reported elsewhere
-        machine = probe()
+        machine = local_machine(request.recipe.cluster.device)
         if machine.device != "cpu" and request.recipe.cluster.device == "auto":
             return None
         preview = request.preview(machine)

@@ -18,7 +18,7 @@ from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import Rate
 from shardyard.hardware.cluster import ClusterHardware
-from shardyard.hardware.machine import Machine, probe
+from shardyard.hardware.machine import Machine, local_machine
 from shardyard.log import info, warn
 from shardyard.planner.calibration import Calibration, combined, read_calibration
 from shardyard.planner.dispatch import Model, Work, memory_of, work_of, work_with
@@ -430,7 +430,7 @@ def _resolved(
             "cluster.device=auto for them"
             + (f", or cluster.{named}=null for the processes of this machine." if named else ".")
         )
-    machine = None if named or assumed else probe()
+    machine = None if named or assumed else local_machine(cluster.device)
     return request, request.preview(machine), machine, assumed
 
 

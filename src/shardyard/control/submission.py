@@ -28,7 +28,7 @@ from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.control.request import Request, check_compatibility
 from shardyard.errors import Problem, RecipeError, RequestError, StorageError
-from shardyard.hardware.machine import Machine, probe
+from shardyard.hardware.machine import Machine, local_machine
 from shardyard.image.dockerfile import without_code
 from shardyard.io.files import create_text, drop_lock, take_lock, write_text
 from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPython, launcher_class
@@ -452,7 +452,7 @@ def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine
     if not launcher.capabilities.is_this_machine:
         return None
     settles_all = recipe.cluster.device == "cpu" and recipe.cluster.devices != "auto"
-    return None if is_dry_run and settles_all else probe()
+    return None if is_dry_run and settles_all else local_machine(recipe.cluster.device)
 
 
 def _devices(preview: PartialResolution, launcher: Launcher) -> int:

@@ -1,10 +1,15 @@
 """The devices of one machine, as a value."""
 
+import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from shardyard.control_groups import usable_cores, usable_memory_bytes
 from shardyard.errors import RequestError
 from shardyard.io.files import parse_json
 from shardyard.own_processes import python_program
@@ -12,7 +17,7 @@ from shardyard.own_processes import python_program
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts about a machine that `python -m shardyard.parallel.device` printed."""
+    """What a machine has to train with."""
 
     device: str
     """torch's name of its kind: cpu, cuda (also ROCm), xpu, hpu, or a vendor's own name."""
@@ -31,6 +36,40 @@ class Machine:
     """Whether its devices multiply bf16 numbers: NVIDIA's from capability 8.0 on."""
 
 
+def local_machine(device: str) -> Machine:
+    """Describe this machine as a recipe uses it.
+
+    Args:
+        device: ``cluster.device``. For cpu no accelerator counts, and torch is not imported, which
+            takes three seconds.
+
+    Raises:
+        RequestError: torch cannot be imported, or its accelerator does not answer.
+    """
+    return cpu_machine() if device == "cpu" else probe()
+
+
+def cpu_machine() -> Machine:
+    """Describe this machine without its accelerators."""
+    return Machine(
+        device="cpu",
+        name=_cpu_name(),
+        count=1,
+        memory_bytes=usable_memory_bytes(),
+        cores=usable_cores(),
+        hostname=socket.gethostname(),
+    )
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
 # What devices this machine has, asked in a process of its own.
 #
 # The question needs torch, which the control half never imports; the answer is one line of JSON.
@@ -41,7 +80,7 @@ _TIMEOUT_S = 180.0
 
 
 def probe(program: Sequence[str] = _PROGRAM) -> Machine:
-    """Describe this machine's devices.
+    """Describe this machine's devices, as `python -m shardyard.parallel.device` prints them.
 
     Args:
         program: What prints the description.
@@ -53,7 +92,7 @@ def probe(program: Sequence[str] = _PROGRAM) -> Machine:
         answer = subprocess.run(
             program, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-        return Machine(**parse_json(answer.stdout.splitlines()[-1]))
+        return replace(cpu_machine(), **_accelerators(answer.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired as error:
         raise _failed(f"gave no answer in {_TIMEOUT_S:.0f} s") from error
     except subprocess.CalledProcessError as error:
@@ -61,6 +100,13 @@ def probe(program: Sequence[str] = _PROGRAM) -> Machine:
         raise _failed(f"failed with exit code {error.returncode}: {lines[-1]}") from error
     except (ValueError, TypeError, IndexError) as error:
         raise _failed("did not answer with a description of devices") from error
+
+
+def _accelerators(line: str) -> dict[str, Any]:
+    described = parse_json(line)
+    if not isinstance(described, dict) or "device" not in described:
+        raise ValueError(f"no device in {described}")
+    return described
 
 
 def _failed(what: str) -> RequestError:

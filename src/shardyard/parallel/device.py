@@ -3,16 +3,14 @@
 An accelerator that torch knows, or that its vendor's package adds to torch, needs no code
 here. torch names it, and its package says what it computes and communicates with.
 
-Run as a program, prints this machine's devices as one line of JSON
-(`hardware.machine.Machine`).
+Run as a program, prints this machine's accelerators as one line of JSON, for
+`hardware.machine.probe`.
 """
 
 import importlib
 import json
 import os
-import platform
 import resource
-import socket
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.control_groups import memory_limit, usable_cores, usable_memory_bytes
+from shardyard.control_groups import memory_limit
 from shardyard.errors import RequestError
 
 _HAS_COLLECTIVES = {"hpu": "habana_frameworks.torch.distributed.hccl"}
@@ -227,20 +225,16 @@ def _has_bf16(device: str) -> bool:
 
 
 def _describe() -> dict[str, str | int]:
+    """Describe the accelerators, or say that there are none: cpu."""
     device = available_device()
     if device == "cpu":
-        name, count, memory = _cpu_name(), 1, usable_memory_bytes()
-    else:
-        module = torch.get_device_module(device)
-        name, count = str(module.get_device_name(0)), torch.accelerator.device_count()
-        memory = _device_memory_bytes(module)
+        return {"device": device}
+    module = torch.get_device_module(device)
     return {
         "device": device,
-        "name": name,
-        "count": count,
-        "memory_bytes": memory,
-        "cores": usable_cores(),
-        "hostname": socket.gethostname(),
+        "name": str(module.get_device_name(0)),
+        "count": torch.accelerator.device_count(),
+        "memory_bytes": _device_memory_bytes(module),
         "has_fp8": _has_fp8(device),
         "has_bf16": _has_bf16(device),
     }
@@ -257,15 +251,6 @@ def _device_memory_bytes(module: Any) -> int:
         return int(properties.total_memory)
     _free, total = module.mem_get_info(0)
     return int(total)
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def adds_to_fp32(device: torch.device) -> bool:
