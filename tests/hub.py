@@ -14,6 +14,9 @@ set on the repository (``hub.repos["acme/llama"].is_gated = True``) or on the se
 ``pause_s``). Served: model_info, the tree of files, and files, for branches, tags and commits, with
 HEAD and Range, ETag, X-Repo-Commit, X-Linked-Etag and X-Error-Code; a dataset is called
 ``datasets/owner/name``. Large files are not redirected to another host, and there is no Xet.
+
+It also takes pushes: whoami, new repositories and branches, large files by LFS, and commits.
+``TOKEN`` may write for ``acme``, ``STRANGER`` nowhere, and ``READER`` may only read.
 """
 
 import hashlib
@@ -24,6 +27,7 @@ import re
 import socket
 import struct
 import threading
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,9 +48,15 @@ TOKEN = "hf_of_one_who_may_read_everything"
 """The token of a user who has accepted all terms."""
 STRANGER = "hf_of_one_who_has_accepted_nothing"
 """A token that the hub knows, of a user without any permission."""
+READER = "hf_of_one_who_may_only_read"
+"""A token of the first user that may not write."""
+OWNER = "acme"
+"""Whose repositories the first user may write to."""
 
 _CHUNK = 64 * 1024
 _API = re.compile(r"/api/(?:models/)?((?:datasets/)?[^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?/?")
+_PUSH = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)")
+_LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _FILE = re.compile(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -85,6 +95,12 @@ class Hub:
         self.spoiled: set[str] = set()
         """Files whose bytes are changed on the way; the digests stay those of the hub."""
         self.num_hang_ups = 0
+        self.objects: dict[str, bytes] = {}
+        """Large files that were uploaded, by SHA-256."""
+        self.uploads: Counter[str] = Counter()
+        """SHA-256 of a large file -> how often it was received."""
+        self.uploads_before_down: int | None = None
+        """Large files that are still received before the connection breaks; None: it does not."""
         self._cuts: dict[str, list[tuple[int, bool]]] = {}
         self._lock = threading.Lock()
         self.is_over = threading.Event()
@@ -127,6 +143,7 @@ class Hub:
             "HF_TOKEN": token or "",
             "HF_HUB_OFFLINE": "",
             "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "127.0.0.1",
         }
 
@@ -144,6 +161,7 @@ class Hub:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         # Its handler keeps the stderr of its import, which pytest has closed by now.
         monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [])
 
@@ -189,6 +207,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._receive()
+
+    def do_PUT(self) -> None:
+        self._receive()
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
@@ -199,7 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         try:
-            if found := _API.fullmatch(path):
+            if path == "/api/whoami-v2":
+                self._identify()
+            elif found := _API.fullmatch(path):
                 self._api(found[1], found[2], unquote(found[3] or "main"))
             elif found := _FILE.fullmatch(path):
                 self._file(found[1], unquote(found[2]), unquote(found[3]))
@@ -207,6 +233,136 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(404, "RepoNotFound")
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+
+    def _receive(self) -> None:
+        path = urlsplit(self.path).path
+        self.hub.count(self.hub.requests, (self.command, unquote(path)))
+        body = self._body()
+        try:
+            if self.hub.is_down:
+                self.close_connection = True
+            elif path == "/api/validate-yaml":
+                self._send_json({"errors": [], "warnings": []})
+            elif path.startswith("/lfs/"):
+                self._keep_object(path.removeprefix("/lfs/"), body)
+            elif path == "/api/repos/create":
+                self._create(json.loads(body))
+            elif found := _LFS.fullmatch(path):
+                self._offer_uploads(found[1], json.loads(body))
+            elif found := _PUSH.fullmatch(path):
+                self._push(found[1], found[2], unquote(found[3]), body)
+            else:
+                self._refuse(404, "RepoNotFound")
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _identify(self) -> None:
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token not in (TOKEN, STRANGER, READER):
+            self._refuse(401, "", {"X-Error-Message": "Invalid user token."})
+            return
+        role = "read" if token == READER else "write"
+        name = "stranger" if token == STRANGER else OWNER
+        access = {"displayName": "of a test", "role": role}
+        self._send_json({"name": name, "auth": {"accessToken": access}})
+
+    def _may_write(self, name: str) -> bool:
+        if self._who() == TOKEN and name.partition("/")[0] == OWNER:
+            return True
+        self._refuse(403, "", {"X-Error-Message": f"You don't have the rights to write to {name}"})
+        return False
+
+    def _create(self, wanted: dict[str, Any]) -> None:
+        name = f"{wanted.get('organization') or OWNER}/{wanted['name']}"
+        if not self._may_write(name):
+            return
+        if name in self.hub.repos:
+            self._refuse(409, "")
+            return
+        private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
+        self.hub.repos[name] = Repo(
+            commits={"0" * 40: {".gitattributes": b"*.safetensors filter=lfs\n"}},
+            refs={"main": "0" * 40},
+            is_private=private,
+        )
+        self._send_json({"url": f"{self.hub.url}/{name}", "id": "1", "name": name})
+
+    def _offer_uploads(self, name: str, wanted: dict[str, Any]) -> None:
+        if not self._may_write(name):
+            return
+        offered = []
+        for each in wanted["objects"]:
+            entry = {"oid": each["oid"], "size": each["size"]}
+            if each["oid"] not in self.hub.objects:
+                entry["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{each['oid']}"}}
+            offered.append(entry)
+        self._send_json({"transfer": "basic", "objects": offered})
+
+    def _keep_object(self, oid: str, content: bytes) -> None:
+        left = self.hub.uploads_before_down
+        if left == 0:
+            self.close_connection = True
+            return
+        if left is not None:
+            self.hub.uploads_before_down = left - 1
+        assert hashlib.sha256(content).hexdigest() == oid
+        self.hub.objects[oid] = content
+        self.hub.uploads[oid] += 1
+        self._send_json({})
+
+    def _push(self, name: str, kind: str, revision: str, body: bytes) -> None:
+        if not self._may_write(name):
+            return
+        repo = self.hub.repos[name]
+        if kind == "branch":
+            repo.refs.setdefault(revision, repo.refs["main"])
+            self._send_json({})
+        elif kind == "preupload":
+            modes = [
+                {
+                    "path": each["path"],
+                    "uploadMode": "lfs" if each["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for each in json.loads(body)["files"]
+            ]
+            self._send_json({"files": modes})
+        else:
+            self._commit(repo, name, revision, [json.loads(line) for line in body.splitlines()])
+
+    def _commit(self, repo: Repo, name: str, branch: str, lines: list[dict[str, Any]]) -> None:
+        parent = repo.refs[branch]
+        if lines[0]["value"].get("parentCommit", parent) != parent:
+            self._refuse(412, "", {"X-Error-Message": "A commit has happened since"})
+            return
+        files = dict(repo.commits[parent])
+        for line in lines[1:]:
+            value = line["value"]
+            match line["key"]:
+                case "file":
+                    files[value["path"]] = b64decode(value["content"])
+                case "lfsFile":
+                    files[value["path"]] = self.hub.objects[value["oid"]]
+                case "deletedFile":
+                    del files[value["path"]]
+                case other:
+                    raise ValueError(f"{other} is not known to this hub")
+        commit = hashlib.sha1(json.dumps([parent, *lines]).encode()).hexdigest()
+        repo.commits[commit] = files
+        repo.refs[branch] = commit
+        self._send_json(
+            {"commitOid": commit, "commitUrl": f"{self.hub.url}/{name}/commit/{commit}"}
+        )
 
     def _api(self, name: str, kind: str | None, revision: str) -> None:
         found = self._found(name, revision)
@@ -260,7 +416,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _who(self) -> str | None:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        return token if token in (TOKEN, STRANGER) else None
+        return TOKEN if token == READER else token if token in (TOKEN, STRANGER) else None
 
     def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -275,7 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(text)
 
     def _send_file(self, name: str, path: str, content: bytes, commit: str) -> None:

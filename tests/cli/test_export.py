@@ -15,6 +15,7 @@ from shardyard.transfer import download
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.far_launcher import FarLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
+from tests.hub import READER, TOKEN, running_hub
 
 Captured = pytest.CaptureFixture[str]
 WEIGHTS = bytes(range(256)) * 2000
@@ -180,3 +181,33 @@ def test_nodes_that_cannot_be_read_need_a_bucket_or_a_folder_of_their_own(
 def test_what_is_no_place_is_refused(site: Site, capsys: Captured, to: str) -> None:
     assert site.export(to) == 2
     assert "s3://bucket/prefix" in capsys.readouterr().err or to.startswith("https")
+
+
+@pytest.mark.heavy
+def test_an_export_of_a_far_run_is_pushed_to_the_hub_from_here(
+    site: Site, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hub() as hub:
+        hub.take_over(monkeypatch, site.folder / "home", token=TOKEN)
+        assert site.export("hf://acme/first", "--public") == 0
+        repo = hub.repos["acme/first"]
+        files = repo.commits[repo.refs["main"]]
+        assert files["model.safetensors"] == WEIGHTS and COMPLETE in files
+        assert b"# first" in files["README.md"] and not repo.is_private
+        assert "1 file(s) in hf://acme/first" in capsys.readouterr().out
+        assert not list(site.folder.rglob("hub-acme--first")), "nothing of it stays here"
+
+
+def test_a_token_that_may_only_read_is_named_before_anything_is_submitted(
+    site: Site, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = len(site.far.submitted)
+    with running_hub() as hub:
+        hub.take_over(monkeypatch, site.folder / "home", token=READER)
+        assert site.export("hf://acme/first") == 4
+    assert "may only read" in capsys.readouterr().err and len(site.far.submitted) == submitted
+
+
+def test_public_is_for_the_hub_alone(site: Site, capsys: Captured) -> None:
+    assert site.export(site.folder / "hf", "--public") == 2
+    assert "--public is for a repository of the Hugging Face hub" in capsys.readouterr().err

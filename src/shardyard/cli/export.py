@@ -24,24 +24,27 @@ from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import echo
 from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import find_run
-from shardyard.transfer.s3 import (
-    is_s3,
-    parse_location,
-)
+from shardyard.transfer.hub import is_hub, parse_repository
+from shardyard.transfer.s3 import is_s3, parse_location
 
 
 class _ExportPath(LocalPath):
-    """A folder, or s3://bucket/prefix."""
+    """A folder, s3://bucket/prefix, or hf://owner/name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
+        if is_hub(text):
+            return str(parse_repository(text))
         return str(parse_location(text)) if is_s3(text) else str(super().convert(text, param, ctx))
 
 
 @click.command("export")
 @run_argument
 @click.option(
-    "--to", type=_ExportPath(), required=True, help="Output folder or s3://bucket/prefix."
+    "--to",
+    type=_ExportPath(),
+    required=True,
+    help="Output folder, s3://bucket/prefix, or hf://owner/name.",
 )
 @click.option(
     "--step",
@@ -59,6 +62,12 @@ class _ExportPath(LocalPath):
     is_flag=True,
     help="For LoRA runs: merge the adapters into the weights, instead of exporting only adapters.",
 )
+@click.option(
+    "--public",
+    "is_public",
+    is_flag=True,
+    help="For hf://: make a new repository public. Default: private.",
+)
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask for confirmation of a side job.")
 @trust_option
 @runs_dir_option
@@ -75,6 +84,7 @@ def command(
     step: str,
     dtype: str | None,
     merged: bool,
+    is_public: bool,
     is_yes: bool,
     trusts_folder: bool,
     runs_dir: Path,
@@ -83,12 +93,14 @@ def command(
 ) -> None:
     """Write a checkpoint of RUN as a Hugging Face folder: weights, config and tokenizer.
 
+    hf://owner/name pushes it to the Hugging Face hub, as one commit with a model card.
+
     For LoRA runs, it writes only the adapters, in PEFT's format, unless you add --merged. If only
     the nodes can read the run's files, a side job exports and verifies the checkpoint there.
     """
     home = locate_run(find_run(run, runs_dir), launchers_in(context))
     terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)
     asked = {"step": step, "dtype": dtype, "merged": merged}
-    told = export_run(home, to, asked, terms, progress=bytes_progress)
+    told = export_run(home, to, asked, terms, is_public=is_public, progress=bytes_progress)
     if told is not None:
         echo(json.dumps(told, indent=1) if as_json else sentence(told))

@@ -304,14 +304,16 @@ class Run(ListedRun):
         step: str | int = "latest",
         dtype: str | None = None,
         merged: bool = False,
+        is_public: bool = False,
     ) -> dict[str, Any] | None:
         """Write a checkpoint as a Hugging Face folder, as `shardyard export` does, unasked.
 
         Args:
-            to: A folder, or a location in S3.
+            to: A folder, a location in S3, or ``hf://owner/name``.
             step: Checkpoint to export: a step, ``latest`` or ``best``.
             dtype: float32, bfloat16 or float16; None: as saved.
             merged: Of a LoRA run: merge the adapters into the weights.
+            is_public: Make a new repository of the Hugging Face hub public.
 
         Returns:
             What was written.
@@ -321,7 +323,8 @@ class Run(ListedRun):
         """  # fmt: skip
         wanted = {"step": str(step), "dtype": dtype, "merged": merged}
         terms = SideTerms(agree=lambda _: None)
-        return export_run(locate_run(self.run_dir, self.launchers), str(to), wanted, terms)
+        home = locate_run(self.run_dir, self.launchers)
+        return export_run(home, str(to), wanted, terms, is_public=is_public)
 
     @property
     def job(self) -> Job | None:

@@ -20,8 +20,11 @@ from shardyard.io.digests import (
 )
 from shardyard.launchers.base import Executor, SideJob
 from shardyard.log import info
+from shardyard.report.model_card import is_unedited_card, model_card
+from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.download import check_free_space, receive_whole, steadily
+from shardyard.transfer.hub import HubRepository, check_repository, is_hub, parse_repository, push
 from shardyard.transfer.s3 import (
     check_access,
     is_s3,
@@ -40,6 +43,7 @@ def export_run(
     requested: dict[str, Any],
     terms: SideTerms,
     *,
+    is_public: bool = False,
     progress: Progress = log_progress,
 ) -> dict[str, Any] | None:
     """Export a checkpoint from where it is, and return what was written.
@@ -47,14 +51,23 @@ def export_run(
     None: a request was only shown.
 
     Args:
-        to: A folder, or a location in S3.
+        to: A folder, a location in S3, or a repository of the Hugging Face hub.
         requested: ``step``, ``dtype`` or None, and ``merged``.
+        is_public: Whether a repository that is made is public.
         terms: Terms of the side job, where only the nodes see the run's files.
         progress: Shows how far it is, where an export comes from the nodes.
 
     Raises:
         ShardyardError: The export's own, or the side job's.
     """
+    if is_hub(to):
+        return _export_to_hub(
+            home, parse_repository(to), requested, terms, is_public=is_public, progress=progress
+        )
+    if is_public:
+        raise RequestError(
+            f"--public is for a repository of the Hugging Face hub, and --to is {to}. Leave it out."
+        )
     if home.folder is not None:
         return export_from(home.folder, to, requested, dry_run=terms.dry_run)
     if home.run_dir.checkpoint_steps() and home.run_dir.attempts():
@@ -94,6 +107,56 @@ def export_from(
             client, written, complete, target, told=lambda name, _: info(f"there: {name}")
         )
         _forget(written)
+    return result
+
+
+def _export_to_hub(
+    home: RunLocation,
+    repository: HubRepository,
+    requested: dict[str, Any],
+    terms: SideTerms,
+    *,
+    is_public: bool,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """Export next to the run, or bring an export from the nodes, and push it from this machine.
+
+    None: with ``dry_run`` the request of a side job was shown.
+    """
+    state = check_repository(repository)
+    run_dir = home.folder or home.run_dir
+    if home.folder is not None or (run_dir.checkpoint_steps() and run_dir.attempts()):
+        options = export_options(requested) + (["--dry-run"] if terms.dry_run else [])
+        result = run_export(run_dir, "--into", str(run_dir.exports), options)
+        written = Path(result["to"])
+    else:
+        written = run_dir.exports / f"hub-{repository.name.replace('/', '--')}"
+        found = export_from_nodes(home, str(written), requested, terms, progress=progress)
+        if found is None:
+            return None
+        result = found
+    result["to"] = str(repository)
+    if terms.dry_run:
+        return result
+    complete = read_digests(written)
+    card = None
+    if state is None or state.card is None or is_unedited_card(state.card):
+        card = model_card(
+            repository.name,
+            read_run(run_dir) if run_dir.attempts() else None,
+            written,
+            step=int(complete.provenance["step"]),
+            size_bytes=complete.bytes,
+        )
+    else:
+        info(f"the model card of {repository} was written by somebody, and stays as it is")
+    info(f"pushing {len(complete.files)} files, {format_bytes(complete.bytes)}, to {repository}")
+    was_missing = push(
+        repository, written, complete, card=card, is_public=is_public,
+        told=lambda name, _: info(f"there: {name}"),
+    )  # fmt: skip
+    result["complete"]["was_there"] = not was_missing
+    _forget(written)
     return result
 
 

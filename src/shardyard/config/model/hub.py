@@ -133,11 +133,16 @@ def fetch(request: HubRequest, store: Path | None, *, log: LogFunction) -> Path:
         StorageError: The store or the cache cannot be written, or is full.
         DataError: What came is not what the hub has.
     """
+    hide_bars_in_logs()
+    return _into_cache(request) if store is None else _into_store(request, store, log)
+
+
+def hide_bars_in_logs() -> None:
+    """Let huggingface_hub draw its bars on a terminal only: in a log they are thousands of lines."""
     if not sys.stderr.isatty():
         from huggingface_hub.utils.tqdm import disable_progress_bars  # takes 0.2 s, rarely needed
 
-        disable_progress_bars()  # a log of bars is thousands of lines
-    return _into_cache(request) if store is None else _into_store(request, store, log)
+        disable_progress_bars()
 
 
 def commit_of(folder: Path) -> str | None:

@@ -100,7 +100,7 @@ def _translate_error(error: Exception, words: str, setting: HubSetting) -> Excep
                 return HubOfflineError(_offline(words, setting))
     if isinstance(error, errors.LocalEntryNotFoundError) and _is_offline():
         return HubOfflineError(_offline(words, setting))
-    if _is_connection(error):
+    if is_connection_error(error):
         return CapacityError(
             f"{words} is not on this machine whole, and the Hugging Face hub cannot be reached"
             f"{_by_proxy()} ({_reason(error)}). Finished files are kept. Check the network and do "
@@ -153,7 +153,8 @@ def _is_answer(error: Exception) -> bool:
     return isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError)
 
 
-def _is_connection(error: Exception) -> bool:
+def is_connection_error(error: Exception) -> bool:
+    """Whether a request got no answer, or the connection broke within one."""
     of_http = type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
     of_xet = type(error).__module__.partition(".")[0] == "hf_xet" or "Xet" in type(error).__name__
     return of_http or of_xet or isinstance(error, OSError)
