@@ -138,7 +138,7 @@ def fetch(request: HubRequest, store: Path | None, *, log: LogFunction) -> Path:
 
 
 def hide_bars_in_logs() -> None:
-    """Let huggingface_hub draw its bars on a terminal only: in a log they are thousands of lines."""
+    """Let huggingface_hub draw its bars on a terminal only: a log of bars is thousands of lines."""
     if not sys.stderr.isatty():
         from huggingface_hub.utils.tqdm import disable_progress_bars  # takes 0.2 s, rarely needed
 
