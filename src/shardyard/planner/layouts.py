@@ -29,7 +29,7 @@ from shardyard.planner.error_bands import ErrorBand, error_band
 from shardyard.planner.images.layouts import ImageSpace
 from shardyard.planner.images.step import ImageStep
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.memory import Fit, device_of, fit, peak
+from shardyard.planner.memory import Fit, device_of, fit, fit_verdict, peak_bytes
 from shardyard.planner.step_time import NAMES, Parts, StepModel
 from shardyard.planner.workload import Recompute, Workload, with_layout
 from shardyard.units import format_bytes
@@ -94,7 +94,9 @@ class Candidate:
     @property
     def is_safe(self) -> bool:
         """Whether it fits with room for the error of the prediction."""
-        return self.fit.is_safe
+        if self.host_short is not None:
+            return self.host_short.is_safe
+        return fit_verdict(self.device_bytes, self.limit_bytes) == "fits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +280,7 @@ def _searched(
             if nearest is None or device_bytes < nearest[0]:
                 nearest = (device_bytes, asked)
             # What does not fit is not timed: this keeps a search of 10,000 layouts under a second.
-            does_fit = fit(device_bytes, limit).verdict != "does not fit"
+            does_fit = fit_verdict(device_bytes, limit) != "does not fit"
             if not does_fit or host_shortage_of(asked, cluster):
                 break  # nor do larger micro-batches fit
             candidate = _candidate(asked, space.parts(asked), device_bytes, limit)
@@ -385,7 +387,7 @@ class _TextSpace:
 
     def device_bytes(self, work: Workload) -> float:
         """Return the memory at the peak, as the driver shows it."""
-        return device_of(peak(work)[0], work.layout, has_standby=work.techniques.has_standby)
+        return device_of(peak_bytes(work), work.layout, has_standby=work.techniques.has_standby)
 
     def parts(self, work: Workload) -> Parts:
         """Seconds of a step."""
