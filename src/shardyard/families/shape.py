@@ -19,6 +19,10 @@ class ModelShape(ModelDimensions):
         own = fields(ModelDimensions)
         return cls(**{each.name: getattr(dimensions, each.name) for each in own})
 
+    def __hash__(self) -> int:
+        # the sizes that differ most: rope_scaling is a dict, which has no hash
+        return hash((self.model_type, self.hidden_size, self.intermediate_size, self.vocab_size))
+
     @cached_property
     def family(self) -> Family:
         """Return the family of this model type.
