@@ -9,6 +9,8 @@
 | gpu | needs an accelerator | by hand |
 
 ``make test`` takes the heavy tests of ``CORE`` too: one file of each main part, a minute in all.
+``beyond_ci.txt`` names tests that are slow because CI has no time for them, although a smaller one
+of their kind is in CI: further layouts, models and numbers of processes.
 Whole folders have their kind here; elsewhere a test or a file says it. A mark of a test itself that
 comes later in the table wins over one of its file or folder. A test without a mark that starts a
 process fails, wherever it is run.
@@ -42,6 +44,8 @@ CORE = frozenset(
     }
 )
 
+BEYOND_CI = Path(__file__).with_name("beyond_ci.txt")
+
 _STARTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 )
@@ -55,6 +59,13 @@ def kind(item: pytest.Item) -> str:
     """The kind of a test: of its marks, the one that comes last in the table."""
     own = {mark.name for mark in item.iter_markers()}
     return next((name for name in reversed(KINDS) if name in own), FAST)
+
+
+@cache
+def beyond_ci() -> frozenset[str]:
+    """Node ids below ``tests/`` that CI leaves out."""
+    lines = BEYOND_CI.read_text().splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
 @cache
@@ -84,6 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(FOLDERS[folder])
         if here in item.path.parents and item.path.relative_to(here).as_posix() in CORE:
             item.add_marker("core")
+        if item.nodeid.removeprefix("tests/") in beyond_ci():
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from tests.accounts import KEPT, Accounts, as_text, comparison, known_s, merged, spent_s
-from tests.selection import CORE, FAST, FOLDERS, KINDS
+from tests.selection import CORE, FAST, FOLDERS, KINDS, beyond_ci
 
 STARTS = {
     "subprocess": "import subprocess\ndef start(): subprocess.run(['true'])\n",
@@ -68,6 +68,14 @@ def test_every_kind_is_a_mark_and_a_target_says_what_it_takes() -> None:
     assert named - {"and", "not", "or"} == {*KINDS, "core"}
     assert all((root / "tests" / folder).is_dir() for folder in FOLDERS)
     assert all((root / "tests" / file).is_file() for file in CORE)
+
+
+def test_each_test_that_ci_leaves_out_is_there() -> None:
+    folder = Path(__file__).parent
+    for entry in beyond_ci():
+        file, _, name = entry.partition("::")
+        function = name.partition("[")[0]
+        assert f"def {function}(" in (folder / file).read_text(), entry
 
 
 def _selections(makefile: Path) -> dict[str, str]:

@@ -54,26 +54,52 @@ def dialogue_text(row: Any, location: object) -> str:
     Raises:
         SourceError: The row is none of the shapes, or a broken one.
     """
+    return row_text(row, location, _dialogue_of, what="the dialogue", forms=_FORMS)
+
+
+def row_text(
+    row: Any,
+    location: object,
+    read: Callable[[Row], dict[str, Any]],
+    *,
+    what: str,
+    forms: str,
+) -> str:
+    """Write what a function reads of a row as JSON, with ``tools`` where the row has them.
+
+    Args:
+        location: File and line, for messages.
+        read: Gets the row without keys that have no value.
+        what: Name of the result in messages.
+        forms: Shapes that are accepted, in words.
+
+    Raises:
+        SourceError: The row is none of the shapes, or a broken one.
+    """
     try:
         if not isinstance(row, dict):
-            raise RowError(f"{kind_of(row)}, not an object. {_FORMS}")
+            raise RowError(f"{kind_of(row)}, not an object. {forms}")
         there = {key: value for key, value in row.items() if value is not None}
-        messages = [checked_message(message) for message in _messages_of(there)]
-        if not any(is_target(message) for message in messages):
-            raise RowError("the dialogue has no answer to learn. Take the row out.")
-        dialogue: dict[str, Any] = {"messages": messages}
+        content = read(there)
         if there.get("tools"):
-            dialogue["tools"] = there["tools"]
-        text = json.dumps(dialogue, ensure_ascii=False, separators=(",", ":"))
+            content["tools"] = there["tools"]
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     except RowError as error:
         raise SourceError(f"{location}: {error}") from error
     except (TypeError, ValueError) as error:
         raise SourceError(
-            f"{location}: the dialogue holds a value that JSON cannot express ({error}). Use only "
+            f"{location}: {what} holds a value that JSON cannot express ({error}). Use only "
             "texts, numbers, lists and objects."
         ) from error
-    check_surrogates(text, location, "the dialogue")
+    check_surrogates(text, location, what)
     return text
+
+
+def _dialogue_of(row: Row) -> dict[str, Any]:
+    messages = [checked_message(message) for message in _messages_of(row)]
+    if not any(is_target(message) for message in messages):
+        raise RowError("the dialogue has no answer to learn. Take the row out.")
+    return {"messages": messages}
 
 
 def is_target(message: Mapping[str, Any]) -> bool:

@@ -53,6 +53,23 @@ def check_label_targets(recipe: Recipe, data: DatasetMetadata) -> Iterable[Probl
             yield Problem("run.target", text)
 
 
+def settings_without_effect(
+    recipe: Recipe, settings: Mapping[str, tuple[str, ...]], on: str
+) -> Iterable[Problem]:
+    """Find settings with another value than their default that a kind of data does not have.
+
+    Args:
+        settings: Keys by section.
+        on: The kind of data, in words.
+    """
+    for section, keys in settings.items():
+        content = getattr(recipe, section)
+        for key in sorted(content.model_fields_set & set(keys)):
+            value = getattr(content, key)
+            if value not in (getattr(type(content)(), key), "none"):
+                yield Problem(f"{section}.{key}", f"={value} has no effect {on}. Leave it out.")
+
+
 def check_labels(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     row, name = task_row(recipe.task.name), recipe.task.name
@@ -60,13 +77,9 @@ def check_labels(recipe: Recipe) -> Iterable[Problem]:
         yield from _of_labels(recipe)
         return
     yield from _columns(recipe, _COLUMNS[row.labelled])
-    for section, keys in _WITHOUT_EFFECT.items():
-        content = getattr(recipe, section)
-        for key in sorted(content.model_fields_set & set(keys)):
-            value = getattr(content, key)
-            if value not in (getattr(type(content)(), key), "none"):
-                text = f"={value} has no effect on rows with labels (task.name={name}). "
-                yield Problem(f"{section}.{key}", f"{text}Leave it out.")
+    yield from settings_without_effect(
+        recipe, _WITHOUT_EFFECT, f"on rows with labels (task.name={name})"
+    )
     if row.labelled == "tokens" and recipe.task.problem_type is not None:
         text = f"={recipe.task.problem_type}: each token has a class. Leave it out."
         yield Problem("task.problem_type", text)

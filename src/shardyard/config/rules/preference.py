@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from shardyard.config.rules.labels import settings_without_effect
 from shardyard.config.schema.recipe import Recipe, TaskSettings
 from shardyard.config.tasks import task_row
 from shardyard.errors import Problem
@@ -23,14 +24,8 @@ def check_preference(recipe: Recipe) -> Iterable[Problem]:
                 text = f"={value} is of pairs of answers, and task.name is {task.name}. "
                 yield Problem(f"task.{key}", f"{text}Use task.name=preference, or leave it out.")
         return
-    for section, keys in _WITHOUT_EFFECT.items():
-        content = getattr(recipe, section)
-        for key in sorted(content.model_fields_set & set(keys)):
-            value = getattr(content, key)
-            if value not in (getattr(type(content)(), key), "none"):
-                text = f"={value} has no effect on pairs of answers (task.name={task.name}), "
-                text += "which are packed whole. Leave it out."
-                yield Problem(f"{section}.{key}", text)
+    pairs = f"on pairs of answers (task.name={task.name}), which are packed whole"
+    yield from settings_without_effect(recipe, _WITHOUT_EFFECT, pairs)
     if task.label_smoothing and task.loss_type != "sigmoid":
         text = f"={task.label_smoothing} is of task.loss_type=sigmoid, and it is {task.loss_type}. "
         yield Problem("task.label_smoothing", f"{text}Leave it out.")

@@ -4,7 +4,6 @@ The shapes are those of TRL (a prompt, or dialogues that begin alike), LLaMA-Fac
 datasets. Only the keys decide. What is ambiguous or broken is rejected with its place.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -19,13 +18,14 @@ from shardyard.data.conversations import (
     is_target,
     list_of_objects,
     messages_of_turns,
+    row_text,
     system_messages,
     text_under,
 )
-from shardyard.data.readers.columns import check_surrogates, kind_of, some_keys
+from shardyard.data.readers.columns import some_keys
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.data.work_units import Column, Encoded
-from shardyard.errors import RejectedRowError, SourceError
+from shardyard.errors import RejectedRowError
 from shardyard.io.files import parse_json
 
 _BEFORE = ("system", "developer", "user")
@@ -45,23 +45,7 @@ def pair_text(row: Any, location: object) -> str:
     Raises:
         SourceError: The row is none of the shapes, or a broken one.
     """
-    try:
-        if not isinstance(row, dict):
-            raise RowError(f"{kind_of(row)}, not an object. {_FORMS}")
-        there = {key: value for key, value in row.items() if value is not None}
-        pair: dict[str, Any] = _pair_of(there)
-        if there.get("tools"):
-            pair["tools"] = there["tools"]
-        text = json.dumps(pair, ensure_ascii=False, separators=(",", ":"))
-    except RowError as error:
-        raise SourceError(f"{location}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise SourceError(
-            f"{location}: the pair holds a value that JSON cannot express ({error}). Use only "
-            "texts, numbers, lists and objects."
-        ) from error
-    check_surrogates(text, location, "the pair")
-    return text
+    return row_text(row, location, _pair_of, what="the pair", forms=_FORMS)
 
 
 def _pair_of(row: Row) -> dict[str, Any]:
