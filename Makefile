@@ -26,12 +26,12 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the many processes of a test compiles every module anew. Empty: not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Kinds of tests: tests/selection.py. Two files at a time, but for folders of the system half whose
-# tests measure time or fill the machine with processes of their own.
+# Kinds of tests: tests/selection.py. Two files at a time, but for benchmarks of the system half,
+# which measure time.
 # -rs: what was skipped, and why, is read at the end.
 PYTEST := $(BIN)/python -m pytest --account -rs
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
-ALONE := $(addprefix tests/,benchmarks e2e elastic launchers node)
+ALONE := tests/benchmarks
 
 # Types beside the tests: each leaves the other's waiting times a processor.
 test: lint
