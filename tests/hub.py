@@ -287,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._may_write(name):
             return
         if name in self.hub.repos:
-            self._refuse(409, "")
+            self._send_json({"error": "exists", "url": f"{self.hub.url}/{name}"}, status=409)
             return
         private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
         self.hub.repos[name] = Repo(
@@ -425,9 +425,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _send_json(self, content: Any) -> None:
+    def _send_json(self, content: Any, status: int = 200) -> None:
         text = json.dumps(content).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

@@ -35,7 +35,7 @@ def export(folder: Path, step: int = 4, files: int = 2) -> FolderDigests:
 
 def send(folder: Path, complete: FolderDigests, to: HubRepository = MODEL, **card: str) -> bool:
     return push(
-        to, folder, complete, card=card.get("card", CARD), is_public=False,
+        to, check_repository(to), folder, complete, card=card.get("card", CARD), is_public=False,
         told=lambda _name, _bytes: None,
     )  # fmt: skip
 
@@ -92,6 +92,13 @@ def test_a_branch_is_made_and_main_stays_as_it_is(hub: Hub, tmp_path: Path) -> N
     other = parse_repository("hf://acme/tuned@step-4")
     assert send(tmp_path / "hf", export(tmp_path / "hf"), other)
     assert COMPLETE in held(hub, other) and COMPLETE not in held(hub)
+
+
+def test_a_new_branch_has_no_files_of_main(hub: Hub, tmp_path: Path) -> None:
+    send(tmp_path / "a", export(tmp_path / "a", files=3))
+    other = parse_repository("hf://acme/tuned@small")
+    assert send(tmp_path / "b", export(tmp_path / "b", step=8, files=1), other)
+    assert "model-2.safetensors" in held(hub) and "model-2.safetensors" not in held(hub, other)
 
 
 def test_files_of_somebody_else_are_not_overwritten(hub: Hub, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _export_to_hub(
         info(f"the model card of {repository} was written by somebody, and stays as it is")
     info(f"pushing {len(complete.files)} files, {format_bytes(complete.bytes)}, to {repository}")
     was_missing = push(
-        repository, written, complete, card=card, is_public=is_public,
+        repository, state, written, complete, card=card, is_public=is_public,
         told=lambda name, _: info(f"there: {name}"),
     )  # fmt: skip
     result["complete"]["was_there"] = not was_missing

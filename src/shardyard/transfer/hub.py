@@ -145,6 +145,7 @@ def _read_export(repository: HubRepository, content: bytes | None) -> FolderDige
 
 def push(
     repository: HubRepository,
+    state: HubState | None,
     folder: Path,
     complete: FolderDigests,
     *,
@@ -157,6 +158,7 @@ def push(
     Files of the export before it that this one does not have are removed; the history keeps them.
 
     Args:
+        state: What ``check_repository`` found. Commits that came after it are an error.
         card: Text of the model card; None: the repository's own stays as it is.
         is_public: Whether a new repository is public. An existing one stays as it is.
         told: Called with the bytes that are there now.
@@ -166,13 +168,13 @@ def push(
 
     Raises:
         AccessError: The token may not write there.
-        RequestError: The branch holds files of something else, or somebody pushed in between.
+        RequestError: Somebody pushed in between.
         LostError: The connection broke.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     hide_bars_in_logs()
-    api, state = HfApi(), check_repository(repository)
+    api = HfApi()
     old = None if state is None else state.export
     is_same = old is not None and old.text() == complete.text()
     if is_same and state is not None and card in (None, state.card):
@@ -180,10 +182,14 @@ def push(
             told(name, digest.bytes)
         return False
     with _hub_errors("write to", repository):
+        gone = set() if old is None else set(old.files) - set(complete.files)
         if state is None:
             api.create_repo(repository.name, private=not is_public, exist_ok=True)
             if repository.branch != "main":
                 api.create_branch(repository.name, branch=repository.branch, exist_ok=True)
+                # a new branch begins with the files of main, which stay there
+                others = set(api.list_repo_files(repository.name, revision=repository.branch))
+                gone = others - _BELONGS_TO_NO_EXPORT - {COMPLETE, *complete.files}
         operations: list[Any] = []
         for name, digest in sorted({} if is_same else complete.files.items()):
             file = CommitOperationAdd(name, folder / name)
@@ -196,7 +202,6 @@ def push(
             operations.append(CommitOperationAdd(COMPLETE, complete.text().encode()))
         if card is not None:
             operations.append(CommitOperationAdd(CARD, card.encode()))
-        gone = set() if old is None else set(old.files) - set(complete.files)
         operations += [CommitOperationDelete(name) for name in sorted(gone)]
         api.create_commit(
             repository.name,
