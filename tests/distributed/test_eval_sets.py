@@ -156,3 +156,23 @@ def test_a_resume_may_add_a_set_whose_loss_is_transformers(text: Path, tmp_path:
     assert scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     bits = loss / math.log(2) * number / (found.data.eval_bytes or 0)
     assert scores["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+
+
+def test_a_run_ends_at_a_target_of_a_set_which_its_best_checkpoint_follows(
+    text: Path, tmp_path: Path
+) -> None:
+    base = settings(text, tmp_path)
+    data = {**base, "eval_sets": {"numbers": str(text / "numbers.jsonl")}}
+    sections: dict[str, Any] = {
+        "run": {"steps": 12, "target": {"numbers/loss": 5.85}},
+        "task": {"eval_every_steps": 1},
+        "checkpoint": {"keep_best": True},
+        "data": data,
+    }
+    run_dir = make_run(tmp_path / "run", prepared(data, {}), sections)
+    assert run_on_ranks(train_here, 1, run_dir) == [FINISHED]
+    losses = {line["step"]: line["eval_sources"]["numbers"]["loss"]
+              for line in read_evaluations(run_dir.metrics)}  # fmt: skip
+    *before, last = losses.values()
+    assert last <= 5.85 < min(before), losses
+    assert max(losses) < 12 and choose_checkpoint(run_dir, "best").step == max(losses)

@@ -5,7 +5,7 @@ task asks its row, and never compares its name.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -228,8 +228,11 @@ def own_metric_name(import_path: str) -> str:
     return import_path.rpartition(":")[2]
 
 
-def metrics_of(task: ObjectiveSettings) -> dict[str, Metric]:
-    """Metrics that ``run.target`` accepts: the task's, and those of the user's own.
+def metrics_of(task: ObjectiveSettings, eval_sets: Iterable[str] = ()) -> dict[str, Metric]:
+    """Metrics that ``run.target`` accepts: the task's, those of the user's own, and of each set.
+
+    Args:
+        eval_sets: Names in ``data.eval_sets``; the loss of the set ``code`` is ``code/loss``.
 
     Raises:
         RequestError: There is no such task, or a package's cannot be used.
@@ -239,9 +242,10 @@ def metrics_of(task: ObjectiveSettings) -> dict[str, Metric]:
         # The exp of any other loss is no perplexity, and its size says nothing about bytes.
         known = {name: each for name, each in known.items() if name not in OF_TOKEN_LOSS}
     names = [own_metric_name(path) for path in task.metrics]
-    return known | {
-        name: Metric(is_better_higher=name not in task.lower_is_better) for name in names
-    }
+    known |= {name: Metric(is_better_higher=name not in task.lower_is_better) for name in names}
+    # Bits per byte are left out for sets: of dialogues and cut documents there are none.
+    of_sets = {name: each for name, each in known.items() if name != BITS_PER_BYTE}
+    return known | {f"{part}/{name}": each for part in eval_sets for name, each in of_sets.items()}
 
 
 def target_metric(target: Mapping[str, float] | None) -> str:

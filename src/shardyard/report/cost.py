@@ -14,6 +14,7 @@ from shardyard.config.tasks import metrics_of
 from shardyard.errors import RequestError
 from shardyard.report.run_data import Line, RunRecord
 from shardyard.report.walltime import AttemptTime
+from shardyard.rundir.jsonl import scores_of
 from shardyard.units import format_seconds, format_usd
 
 
@@ -141,13 +142,13 @@ def _reached(record: RunRecord) -> Line | None:
         return None
     recipe = record.resolved.recipe
     try:
-        metrics = metrics_of(recipe.task)
+        metrics = metrics_of(recipe.task, recipe.data.eval_sets)
     except RequestError:  # of a package that is not here
         return None
     asked = [(name, metrics[name], value) for name, value in (recipe.run.target or {}).items()]
     told = {event.get("step"): event for event in record.counted_events("evaluated")}
     for line in record.evaluations:
-        scores = line["eval"]
+        scores = scores_of(line)
         if all(
             scores.get(name) is not None and metric.is_reached(scores[name], value)
             for name, metric, value in asked

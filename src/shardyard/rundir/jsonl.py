@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -281,6 +281,16 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 def read_evaluations(path: Path) -> list[dict[str, Any]]:
     """Lines of evaluations in metrics.jsonl that count, in order."""
     return list(read_counted(path).evaluations)
+
+
+def scores_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores of an evaluation's line, those of other datasets as ``code/loss``."""
+    of_sets = {
+        f"{part}/{name}": value
+        for part, scores in line.get("eval_sources", {}).items()
+        for name, value in scores.items()
+    }
+    return {**line["eval"], **of_sets}
 
 
 def latest_steps(path: Path) -> Iterator[dict[str, Any]]:

@@ -18,12 +18,12 @@ from torch.profiler import record_function
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.formulas import Batch
 from shardyard.config.resolved import DatasetMetadata, fingerprint
-from shardyard.config.tasks import BITS_PER_BYTE, OF_TOKEN_LOSS, metrics_of, target_metric
+from shardyard.config.tasks import BITS_PER_BYTE, OF_TOKEN_LOSS, Metric, metrics_of, target_metric
 from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes, log_samples
 from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
-from shardyard.rundir.jsonl import EXPERT_LOAD
+from shardyard.rundir.jsonl import EXPERT_LOAD, scores_of
 from shardyard.torch_private import compile_seconds
 from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import Evaluation, evaluate, evaluation_due
@@ -310,14 +310,17 @@ class Loop:
         told = {"step": progress.step, "seconds": seconds, "targets": result.targets}
         training.report("evaluated", **told, **scores, **({"sources": parts} if parts else {}))
         line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
-        training.write_line({**line, **({"eval_sources": parts} if parts else {})})
+        line |= {"eval_sources": parts} if parts else {}
+        training.write_line(line)
+        all_scores: dict[str, float] = scores_of(line)
         # a best step is one that can be saved: finite, and not skipped
-        by, metrics = target_metric(self.recipe.run.target), metrics_of(self.recipe.task)
-        is_counted = math.isfinite(result.loss) and not self.skipped_in_row
-        is_best = is_counted and progress.is_best(scores[by], by=by, metric=metrics[by])
+        by, metrics = target_metric(self.recipe.run.target), self._metrics
+        is_finite = math.isfinite(result.loss) and math.isfinite(all_scores[by])
+        is_counted = is_finite and not self.skipped_in_row
+        is_best = is_counted and progress.is_best(all_scores[by], by=by, metric=metrics[by])
         progress.evaluations_since_best = 0 if is_best else progress.evaluations_since_best + 1
         progress.scores = {name: each for name, each in scores.items() if math.isfinite(each)}
-        self.target_met = self._is_target(scores)
+        self.target_met = self._is_target(all_scores)
         if is_best and self.recipe.checkpoint.keep_best:
             self._save()
         self.step_ended_at += seconds  # the next step's time does not count it
@@ -334,10 +337,14 @@ class Loop:
             scores = {name: each for name, each in scores.items() if name not in OF_TOKEN_LOSS}
         return scores
 
+    @property
+    def _metrics(self) -> dict[str, Metric]:
+        return metrics_of(self.recipe.task, self.recipe.data.eval_sets)
+
     def _is_target(self, scores: Mapping[str, float]) -> bool:
         """Whether an evaluation is all that run.target asks for."""
         target = self.recipe.run.target
-        targets = metrics_of(self.recipe.task)
+        targets = self._metrics
         return target is not None and all(
             name in scores and targets[name].is_reached(scores[name], value)
             for name, value in target.items()

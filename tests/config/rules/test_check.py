@@ -220,6 +220,10 @@ PROBLEMS = [
     (["data.format=by-hand"], "unknown format. There are by_suffix, text, "),
     (["run.target={perplexty: 2}"], "not a metric of causal_lm. Did you mean perplexity?"),
     (
+        ["run.target={cod/loss: 2}", "data.eval_sets={code: code.txt}"],
+        "not a metric of causal_lm. Did you mean code/loss?",
+    ),
+    (
         ["run.target={top1: 0.7}"],
         ("names top1, which is not a metric of causal_lm. It has loss, perp"),
     ),

@@ -438,7 +438,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
 
 def _target(recipe: Recipe) -> Iterable[Problem]:
     """A metric that the task does not have would never be reached."""
-    metrics = list(metrics_of(recipe.task))
+    metrics = list(metrics_of(recipe.task, recipe.data.eval_sets))
     for name in recipe.run.target or ():
         if name not in metrics:
             near = difflib.get_close_matches(name, metrics, n=1)

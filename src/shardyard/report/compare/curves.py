@@ -13,6 +13,7 @@ from shardyard.report.cost import Spent
 from shardyard.report.run_data import AttemptRecord, Line, RunRecord
 from shardyard.report.walltime import AttemptTime
 from shardyard.rundir.counted_lines import start_of
+from shardyard.rundir.jsonl import scores_of
 
 AXES = {
     "steps": "step",
@@ -98,7 +99,7 @@ def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
         place, event = dict(places[index]), told.get(each["step"])
         if event is not None:
             place |= clock.read(event.get("attempt", 0), event["t"])
-        evaluations.append((place, each["eval"]))
+        evaluations.append((place, scores_of(each)))
     return RunCurves(steps=tuple(steps), positions=places, evaluations=tuple(evaluations))
 
 

@@ -107,7 +107,8 @@ def _metrics(record: RunRecord) -> Mapping[str, Metric]:
     if record.resolved is None:
         return usual
     try:
-        return metrics_of(record.resolved.recipe.task)
+        recipe = record.resolved.recipe
+        return metrics_of(recipe.task, recipe.data.eval_sets)
     except RequestError:  # of a package that is not here
         return usual
 
