@@ -157,3 +157,26 @@ def test_no_verb_prints_by_another_way() -> None:
         in ("print", "click.echo", "sys.stdout.write", "sys.stderr.write")
     ]
     assert not found
+
+
+_ENDED_AS_IT_STARTS = """
+import os, signal, subprocess, sys
+from shardyard.control import subprocesses
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        open({told!r}, "w").write(str(self.pid))
+        os.kill(os.getpid(), {number})
+subprocesses.subprocess.Popen = Popen
+subprocesses.python_program = lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"]
+subprocesses.run_program("x", [])
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, number: int) -> None:
+    told = tmp_path / "told"
+    source = _ENDED_AS_IT_STARTS.format(told=str(told), number=int(number))
+    assert subprocess.run([sys.executable, "-c", source], timeout=120).returncode != 0
+    wait_until(lambda: not _is_running(int(told.read_text())), timeout_s=30)

@@ -41,23 +41,34 @@ def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
         KeyboardInterrupt: It was interrupted.
     """
     command = python_program(module, *arguments)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        received: list[int] = []
+    received: list[int] = []
+    waiting: list[int] = []
+    started: list[subprocess.Popen[str]] = []
 
-        def pass_on(number: int, _frame: FrameType | None) -> None:
-            received.append(number)
-            process.send_signal(number)
+    def deliver() -> None:
+        while started and waiting:
+            started[0].send_signal(waiting.pop(0))
 
-        numbers = [signal.SIGTERM] if is_hang_up_ignored() else [signal.SIGTERM, signal.SIGHUP]
-        previous = {number: signal.signal(number, pass_on) for number in numbers}
-        try:
-            output, _ = process.communicate()
-        except KeyboardInterrupt:
-            process.wait()
-            raise
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        waiting.append(number)
+        deliver()
+
+    # Before the program starts: a signal that came while it did would end this process alone.
+    numbers = [signal.SIGTERM] if is_hang_up_ignored() else [signal.SIGTERM, signal.SIGHUP]
+    previous = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            started.append(process)
+            deliver()
+            try:
+                output, _ = process.communicate()
+            except KeyboardInterrupt:
+                process.wait()
+                raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if signal.SIGTERM in received:
         raise SystemExit(EXIT_DRAINED)
     if process.returncode == EXIT_INTERRUPTED or received:
