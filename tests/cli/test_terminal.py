@@ -179,4 +179,4 @@ def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, number: int
     told = tmp_path / "told"
     source = _ENDED_AS_IT_STARTS.format(told=str(told), number=int(number))
     assert subprocess.run([sys.executable, "-c", source], timeout=120).returncode != 0
-    wait_until(lambda: not _is_running(int(told.read_text())), timeout_s=30)
+    wait_until(lambda: not _is_running(told.read_text()), timeout_s=30)
