@@ -208,6 +208,18 @@ def test_a_token_that_may_only_read_is_named_before_anything_is_submitted(
     assert "may only read" in capsys.readouterr().err and len(site.far.submitted) == submitted
 
 
+@pytest.mark.heavy
+def test_public_does_not_change_a_private_repository(
+    site: Site, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_hub() as hub:
+        hub.take_over(monkeypatch, site.folder / "home", token=TOKEN)
+        assert site.export("hf://acme/first") == 0
+        assert site.export("hf://acme/first", "--public") == 2
+        assert hub.repos["acme/first"].is_private
+    assert "--public: hf://acme/first exists and is private" in capsys.readouterr().err
+
+
 def test_public_is_for_the_hub_alone(site: Site, capsys: Captured) -> None:
     assert site.export(site.folder / "hf", "--public") == 2
     assert "--public is for a repository of the Hugging Face hub" in capsys.readouterr().err

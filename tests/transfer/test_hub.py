@@ -36,7 +36,7 @@ def export(folder: Path, step: int = 4, files: int = 2) -> FolderDigests:
 def send(folder: Path, complete: FolderDigests, to: HubRepository = MODEL, **card: str) -> bool:
     return push(
         to, check_repository(to), folder, complete, card=card.get("card", CARD), is_public=False,
-        told=lambda _name, _bytes: None,
+        on_progress=lambda _name, _bytes: None,
     )  # fmt: skip
 
 

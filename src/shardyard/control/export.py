@@ -124,6 +124,11 @@ def _export_to_hub(
     None: with ``dry_run`` the request of a side job was shown.
     """
     state = check_repository(repository)
+    if is_public and state is not None and state.is_private:
+        raise RequestError(
+            f"--public: {repository} exists and is private. Leave --public out, and change who "
+            f"sees it at https://huggingface.co/{repository.name}/settings."
+        )
     run_dir = home.folder or home.run_dir
     if home.folder is not None or (run_dir.checkpoint_steps() and run_dir.attempts()):
         options = export_options(requested) + (["--dry-run"] if terms.dry_run else [])
@@ -153,7 +158,7 @@ def _export_to_hub(
     info(f"pushing {len(complete.files)} files, {format_bytes(complete.bytes)}, to {repository}")
     was_missing = push(
         repository, state, written, complete, card=card, is_public=is_public,
-        told=lambda name, _: info(f"there: {name}"),
+        on_progress=lambda name, _: info(f"there: {name}"),
     )  # fmt: skip
     result["complete"]["was_there"] = not was_missing
     _forget(written)

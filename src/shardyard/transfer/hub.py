@@ -52,6 +52,8 @@ class HubState:
     """The export it holds; None: none."""
     card: str | None
     """Text of its model card; None: it has none."""
+    is_private: bool
+    """Whether only its owner sees the repository."""
 
 
 def is_hub(text: str) -> bool:
@@ -126,6 +128,7 @@ def check_repository(repository: HubRepository) -> HubState | None:
     card = content.get(CARD)
     return HubState(
         commit=str(info.sha),
+        is_private=bool(info.private),
         export=export,
         card=None if card is None else card.decode("utf-8", errors="replace"),
     )
@@ -151,7 +154,7 @@ def push(
     *,
     card: str | None,
     is_public: bool,
-    told: ProgressCallback,
+    on_progress: ProgressCallback,
 ) -> bool:
     """Push the files of an export and ``complete.json`` as one commit, on top of what is there.
 
@@ -161,7 +164,7 @@ def push(
         state: What ``check_repository`` found. Commits that came after it are an error.
         card: Text of the model card; None: the repository's own stays as it is.
         is_public: Whether a new repository is public. An existing one stays as it is.
-        told: Called with the bytes that are there now.
+        on_progress: Called with the bytes that are there now.
 
     Returns:
         Whether anything was missing.
@@ -179,7 +182,7 @@ def push(
     is_same = old is not None and old.text() == complete.text()
     if is_same and state is not None and card in (None, state.card):
         for name, digest in sorted(complete.files.items()):
-            told(name, digest.bytes)
+            on_progress(name, digest.bytes)
         return False
     with _hub_errors("write to", repository):
         gone = set() if old is None else set(old.files) - set(complete.files)
@@ -197,7 +200,7 @@ def push(
                 repository.name, additions=[file], revision=repository.branch, num_threads=1
             )
             operations.append(file)
-            told(name, digest.bytes)
+            on_progress(name, digest.bytes)
         if not is_same:
             operations.append(CommitOperationAdd(COMPLETE, complete.text().encode()))
         if card is not None:
@@ -237,7 +240,7 @@ def _hub_errors(action: str, repository: HubRepository) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         assert isinstance(cause, Exception)
         if isinstance(cause, errors.HfHubHTTPError):
-            raise _answered(cause, action, repository) from error
+            raise _http_error(cause, action, repository) from error
         if not is_connection_error(cause):
             raise
         raise LostError(
@@ -246,7 +249,7 @@ def _hub_errors(action: str, repository: HubRepository) -> Iterator[None]:
         ) from error
 
 
-def _answered(error: Any, action: str, repository: HubRepository) -> ShardyardError:
+def _http_error(error: Any, action: str, repository: HubRepository) -> ShardyardError:
     """Turn the hub's refusal into one of our errors."""
     status, words = error.response.status_code, str(error).strip().splitlines()[-1]
     if status in (401, 403):
