@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.io.digests import COMPLETE, read_digests, write_digests
+from shardyard.io.digests import COMPLETE, parse_digests, read_digests, write_digests
 from shardyard.launchers.base import JobState
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
@@ -195,7 +195,7 @@ def test_an_export_of_a_far_run_is_pushed_to_the_hub_from_here(
         assert files["model.safetensors"] == WEIGHTS and COMPLETE in files
         assert b"# first" in files["README.md"] and not repo.is_private
         assert "1 file(s) in hf://acme/first" in capsys.readouterr().out
-        assert not list(site.folder.rglob("hub-acme--first")), "nothing of it stays here"
+        assert not list(site.folder.rglob("hub-*")), "nothing of it stays here"
 
 
 def test_a_token_that_may_only_read_is_named_before_anything_is_submitted(
@@ -215,9 +215,29 @@ def test_public_does_not_change_a_private_repository(
     with running_hub() as hub:
         hub.take_over(monkeypatch, site.folder / "home", token=TOKEN)
         assert site.export("hf://acme/first") == 0
-        assert site.export("hf://acme/first", "--public") == 2
+        for to in ("hf://acme/first", "hf://acme/first@new"):
+            assert site.export(to, "--public") == 2
+            assert f"--public: {to}: the repository exists and is" in capsys.readouterr().err
         assert hub.repos["acme/first"].is_private
-    assert "--public: hf://acme/first exists and is private" in capsys.readouterr().err
+        assert list(hub.repos["acme/first"].refs) == ["main"]
+
+
+@pytest.mark.heavy
+def test_an_export_that_a_broken_push_left_is_replaced_by_a_later_step(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _s: None)
+    with running_hub() as hub:
+        hub.take_over(monkeypatch, site.folder / "home", token=TOKEN)
+        hub.uploads_before_down = 0
+        assert site.export("hf://acme/first") != 0
+        assert list(site.folder.rglob("hub-acme--first@main"))
+        hub.uploads_before_down = None
+        assert site.export("hf://acme/first", "--dtype", "bfloat16") == 0
+        repo = hub.repos["acme/first"]
+        complete = parse_digests(repo.commits[repo.refs["main"]][COMPLETE])
+        assert complete.provenance["dtype"] == "bfloat16"
+    assert not list(site.folder.rglob("hub-acme--first@main"))
 
 
 def test_public_is_for_the_hub_alone(site: Site, capsys: Captured) -> None:

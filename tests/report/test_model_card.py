@@ -33,8 +33,9 @@ def export(tmp_path: Path) -> Path:
     return folder
 
 
-def card_of(run: RunDir, export: Path, step: int = 120) -> str:
-    return model_card("acme/tuned", read_run(run), export, step=step, size_bytes=10**9)
+def card_of(run: RunDir, export: Path, step: int = 120, branch: str = "main") -> str:
+    record = read_run(run)
+    return model_card("acme/tuned", record, export, branch=branch, step=step, size_bytes=10**9)
 
 
 def test_the_card_has_the_numbers_of_the_run(tmp_path: Path, export: Path) -> None:
@@ -42,6 +43,12 @@ def test_the_card_has_the_numbers_of_the_run(tmp_path: Path, export: Path) -> No
     assert 'model = LlamaForCausalLM.from_pretrained("acme/tuned")' in card
     assert "tokenizer = AutoTokenizer" in card and "| steps | 120 |" in card
     assert "Validation at step 120" in card and "| loss | " in card
+
+
+def test_the_snippet_names_the_branch(tmp_path: Path, export: Path) -> None:
+    card = card_of(write_whole_run(tmp_path / "runs"), export, branch="step-4")
+    assert 'LlamaForCausalLM.from_pretrained("acme/tuned", revision="step-4")' in card
+    assert 'AutoTokenizer.from_pretrained("acme/tuned", revision="step-4")' in card
 
 
 def test_scores_are_those_of_the_exported_step(tmp_path: Path, export: Path) -> None:
@@ -76,6 +83,28 @@ def test_the_recipe_is_in_it_without_places_of_the_machine(tmp_path: Path, expor
         "data": {"source": ["hf://acme/texts@main/train", "text"]},
     }
     assert "/home" not in card and "secrets" not in card
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("s3://acme-secret/team/texts", "texts"),
+        ("s3://acme-secret/texts/*.jsonl", "*.jsonl"),
+        ("s3://acme-secret", "s3 (private)"),
+        ("https://ann:pw@files.acme.internal/texts.jsonl?sig=abc", "texts.jsonl"),
+        ("hf://acme/texts@main/train", "hf://acme/texts@main/train"),
+    ],
+)
+def test_of_an_address_only_what_is_not_private_is_shown(
+    tmp_path: Path, export: Path, address: str, shown: str
+) -> None:
+    run = write_whole_run(tmp_path / "runs")
+    sets = f"{{code: ['{address}']}}"
+    written = f"data: {{source: '{address}', eval_sets: {sets}}}\n"
+    run.attempt_recipe(run.attempts()[-1]).write_text(written)
+    card = card_of(run, export)
+    recipe = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert recipe == {"data": {"source": shown, "eval_sets": {"code": [shown]}}}
 
 
 def test_a_card_that_somebody_edited_is_told_from_ours(tmp_path: Path, export: Path) -> None:

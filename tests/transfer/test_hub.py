@@ -94,6 +94,13 @@ def test_a_branch_is_made_and_main_stays_as_it_is(hub: Hub, tmp_path: Path) -> N
     assert COMPLETE in held(hub, other) and COMPLETE not in held(hub)
 
 
+@pytest.mark.usefixtures("hub")
+def test_of_a_new_branch_the_repository_is_known(tmp_path: Path) -> None:
+    send(tmp_path / "hf", export(tmp_path / "hf"))
+    state = check_repository(parse_repository("hf://acme/tuned@step-4"))
+    assert state is not None and state.is_private and state.commit is None
+
+
 def test_a_new_branch_has_no_files_of_main(hub: Hub, tmp_path: Path) -> None:
     send(tmp_path / "a", export(tmp_path / "a", files=3))
     other = parse_repository("hf://acme/tuned@small")

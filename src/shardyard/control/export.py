@@ -1,6 +1,7 @@
 """A checkpoint becomes a Hugging Face folder, where its files are."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,8 @@ def _export_to_hub(
     state = check_repository(repository)
     if is_public and state is not None and state.is_private:
         raise RequestError(
-            f"--public: {repository} exists and is private. Leave --public out, and change who "
-            f"sees it at https://huggingface.co/{repository.name}/settings."
+            f"--public: {repository}: the repository exists and is private. Leave --public out, "
+            f"and change who sees it at https://huggingface.co/{repository.name}/settings."
         )
     run_dir = home.folder or home.run_dir
     if home.folder is not None or (run_dir.checkpoint_steps() and run_dir.attempts()):
@@ -135,8 +136,11 @@ def _export_to_hub(
         result = run_export(run_dir, "--into", str(run_dir.exports), options)
         written = Path(result["to"])
     else:
-        written = run_dir.exports / f"hub-{repository.name.replace('/', '--')}"
-        found = export_from_nodes(home, str(written), requested, terms, progress=progress)
+        place = f"{repository.name}@{repository.branch}".replace("/", "--")
+        written = run_dir.exports / f"hub-{place}"
+        found = export_from_nodes(
+            home, str(written), requested, terms, progress=progress, is_scratch=True
+        )
         if found is None:
             return None
         result = found
@@ -150,6 +154,7 @@ def _export_to_hub(
             repository.name,
             read_run(run_dir) if run_dir.attempts() else None,
             written,
+            branch=repository.branch,
             step=int(complete.provenance["step"]),
             size_bytes=complete.bytes,
         )
@@ -183,13 +188,20 @@ def export_from_nodes(
     terms: SideTerms,
     *,
     progress: Progress,
+    is_scratch: bool = False,
 ) -> dict[str, Any] | None:
-    """Export where the nodes are; None: with ``dry_run`` a request was printed."""
+    """Export where the nodes are; None: with ``dry_run`` a request was printed.
+
+    Args:
+        is_scratch: Whether ``to`` is a folder of ours: an export that is left there is used again
+            if it is the same, and else replaced.
+    """
     trained, recipe = home.remote
     sight = trained.launcher.node_paths(recipe)
     stays = is_s3(to) or sight.holds(to)
     if not stays:
-        _check_target_folder(Path(to))
+        if not is_scratch:
+            _check_target_folder(Path(to))
         if not isinstance(trained.launcher, Executor):
             raise RequestError(
                 f"--to {to}: nodes of {trained.launcher.name} do not see that folder, and cannot "
@@ -206,6 +218,8 @@ def export_from_nodes(
         info(f"{to} is on the nodes' storage, where it was written and stays")
     if not stays:
         wanted = str(result["complete"]["sha256"])
+        if is_scratch:
+            _remove_other_export(Path(to), wanted)
         found = _is_exported_locally(Path(to), wanted)
         if not found:
             there = f"{nodes_folder(recipe, home.run_dir)}/{EXPORTS}/{Path(result['to']).name}"
@@ -260,6 +274,15 @@ def _is_exported_locally(to: Path, expected_sha256: str) -> bool:
             "the folder and export again, or give another one."
         )
     return True
+
+
+def _remove_other_export(to: Path, expected_sha256: str) -> None:
+    """Empty a folder of ours that holds another export, or one that was changed since."""
+    with suppress(DataError):
+        complete = read_digests(to)
+        if complete.sha256 == expected_sha256 and not find_damage(to, complete):
+            return
+    shutil.rmtree(to, ignore_errors=True)
 
 
 def _check_target_folder(to: Path) -> None:

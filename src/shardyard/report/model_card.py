@@ -1,12 +1,13 @@
 """The model card of an export: what it was made of, how to load it, and how good it was.
 
-Only what the run wrote down is in it. Names of folders are left out, because a card may be public.
+Only what the run wrote down is in it. Names of folders, buckets and hosts are left out, because a
+card may be public.
 """
 
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardyard import __version__
@@ -20,12 +21,22 @@ _SECTIONS = ("model", "data", "task", "optim", "precision", "parallel", "phases"
 """Sections of a recipe that make a model what it is."""
 _SETTINGS_OF_A_PLACE = frozenset({"dir", "workers"})
 
+_ADDRESS = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://[^/?#]*(?P<path>[^?#]*)(?:[?#].*)?", re.DOTALL
+)
+"""An address: scheme, bucket or host, path, and what may follow it."""
 _SIGNED = re.compile(r"\n<!-- shardyard card ([0-9a-f]{16}) -->\n\Z")
 """Last line of a card: the digest of the text above it."""
 
 
 def model_card(
-    name: str, record: RunRecord | None, export: Path, *, step: int, size_bytes: int
+    name: str,
+    record: RunRecord | None,
+    export: Path,
+    *,
+    branch: str,
+    step: int,
+    size_bytes: int,
 ) -> str:
     """Write the card of an export.
 
@@ -33,6 +44,7 @@ def model_card(
         name: ``owner/name`` of its repository.
         record: The run; None: its files are not on this machine.
         export: Folder of the export.
+        branch: Branch of the repository that it is pushed to.
         step: Step of the checkpoint.
     """
     of_run: list[str] = []
@@ -44,7 +56,7 @@ def model_card(
             f"---\n{write_yaml(_front_matter(record, export))}---",
             f"# {name.partition('/')[2]}",
             _introduction(record, step, size_bytes),
-            *_usage(name, export),
+            *_usage(name, branch, export),
             *of_run,
         ]
     )
@@ -96,7 +108,7 @@ def _introduction(record: RunRecord | None, step: int, size_bytes: int) -> str:
     )
 
 
-def _usage(name: str, export: Path) -> Iterator[str]:
+def _usage(name: str, branch: str, export: Path) -> Iterator[str]:
     """Return the lines that load it: by PEFT, or by its own class of transformers."""
     if (export / "adapter_config.json").is_file():
         package, loader = "peft", "AutoPeftModelForCausalLM"
@@ -109,9 +121,10 @@ def _usage(name: str, export: Path) -> Iterator[str]:
     has_tokenizer = (export / "tokenizer_config.json").is_file()
     if has_tokenizer:
         lines.append("from transformers import AutoTokenizer")
-    lines += ["", f'model = {loader}.from_pretrained("{name}")']
+    place = f'"{name}"' + ("" if branch == "main" else f', revision="{branch}"')
+    lines += ["", f"model = {loader}.from_pretrained({place})"]
     if has_tokenizer:
-        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({place})")
     yield "## Use"
     yield "\n".join(["```python", *lines, "```"])
 
@@ -160,21 +173,29 @@ def _recipe(record: RunRecord) -> Iterator[str]:
     if file is None or not file.is_file():
         return
     written = read_yaml(file.read_text(encoding="utf-8"), source=str(file))
-    kept = {name: _without_folders(written[name]) for name in _SECTIONS if name in written}
+    kept = {name: _without_places(written[name]) for name in _SECTIONS if name in written}
     yield "## Recipe"
     yield f"```yaml\n{write_yaml(kept)}```"
 
 
-def _without_folders(value: Any) -> Any:
-    """Return a setting with only the last part of each path on a machine."""
+def _without_places(value: Any) -> Any:
+    """Return a setting with only the last part of each path and address, but those of the hub.
+
+    Names of buckets and hosts are private, and an address may hold a signature.
+    """
     if isinstance(value, Mapping):
         kept = {name: each for name, each in value.items() if name not in _SETTINGS_OF_A_PLACE}
-        return {name: _without_folders(each) for name, each in kept.items()}
+        return {name: _without_places(each) for name, each in kept.items()}
     if isinstance(value, list):
-        return [_without_folders(each) for each in value]
-    if isinstance(value, str) and value.startswith(("/", "~", "./", "../", "file:")):
+        return [_without_places(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith(("/", "~", "./", "../", "file:")):
         return Path(value).name
-    return value
+    address = _ADDRESS.fullmatch(value)
+    if address is None or address["scheme"] == "hf":
+        return value
+    return PurePosixPath(address["path"]).name or f"{address['scheme']} (private)"
 
 
 def _table(rows: Mapping[str, str]) -> str:

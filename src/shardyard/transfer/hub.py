@@ -45,9 +45,10 @@ class HubRepository:
 
 @dataclass(frozen=True, kw_only=True)
 class HubState:
-    """State of a branch before a push."""
+    """State of a repository and its branch before a push."""
 
-    commit: str
+    commit: str | None
+    """Newest commit of the branch; None: the repository has no such branch yet."""
     export: FolderDigests | None
     """The export it holds; None: none."""
     card: str | None
@@ -80,7 +81,7 @@ def check_repository(repository: HubRepository) -> HubState | None:
     """Read what a branch holds, before hours go into what is to be pushed there.
 
     Returns:
-        None: there is no such repository or branch yet.
+        None: there is no such repository yet.
 
     Raises:
         AccessError: No token, one that may only read, or one of somebody without access.
@@ -108,8 +109,11 @@ def check_repository(repository: HubRepository) -> HubState | None:
             )
         try:
             info = api.model_info(repository.name, revision=repository.branch)
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        except errors.RepositoryNotFoundError:
             return None
+        except errors.RevisionNotFoundError:
+            is_private = bool(api.model_info(repository.name).private)
+            return HubState(commit=None, export=None, card=None, is_private=is_private)
         names = {each.rfilename for each in info.siblings or ()}
         content = {
             name: Path(api.hf_hub_download(repository.name, name, revision=info.sha)).read_bytes()
@@ -186,13 +190,14 @@ def push(
         return False
     with _hub_errors("write to", repository):
         gone = set() if old is None else set(old.files) - set(complete.files)
+        commit = None if state is None else state.commit
         if state is None:
             api.create_repo(repository.name, private=not is_public, exist_ok=True)
-            if repository.branch != "main":
-                api.create_branch(repository.name, branch=repository.branch, exist_ok=True)
-                # a new branch begins with the files of main, which stay there
-                others = set(api.list_repo_files(repository.name, revision=repository.branch))
-                gone = others - _BELONGS_TO_NO_EXPORT - {COMPLETE, *complete.files}
+        if commit is None and repository.branch != "main":
+            api.create_branch(repository.name, branch=repository.branch, exist_ok=True)
+            # a new branch begins with the files of main, which stay there
+            others = set(api.list_repo_files(repository.name, revision=repository.branch))
+            gone = others - _BELONGS_TO_NO_EXPORT - {COMPLETE, *complete.files}
         operations: list[Any] = []
         for name, digest in sorted({} if is_same else complete.files.items()):
             file = CommitOperationAdd(name, folder / name)
@@ -211,7 +216,7 @@ def push(
             operations,
             commit_message=_commit_subject(complete),
             revision=repository.branch,
-            parent_commit=None if state is None else state.commit,
+            parent_commit=commit,
         )
     return True
 
