@@ -10,6 +10,7 @@ from dataclasses import dataclass
 PLAIN_TEXT = "shardyard.data.work_units:PlainText"
 SENTENCES = "shardyard.data.sentence_pairs:SentenceText"
 RECORDS = "shardyard.data.premasked:Record"
+TOKEN_IDS = "shardyard.data.token_ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,14 @@ class DataFormat:
     """
     row_name: str | None = None
     """Function that names the kind of a row: module:function (row, place) -> name."""
-    only: str | None = None
-    """Row in ``data.formats`` of all files; no other ``data.format`` takes such files.
-
-    None: files are what their suffixes say.
+    only: tuple[str, ...] = ()
+    """Rows in ``data.formats`` of files that no other ``data.format`` takes. Where there are some,
+    it takes no others, except rows for ``whole_row``.
     """
     holds_ids: bool = False
-    """Whether files hold ids of a tokenizer, which has to be named, and whole samples."""
+    """Whether files hold ids of a tokenizer, which has to be there already."""
+    holds_samples: bool = False
+    """Whether a record of the files is a sample as a task reads it."""
     holds_pairs: bool = False
     """Whether a row is a pair of answers, which are kept whole and apart."""
     text: str | None = None
@@ -51,7 +53,16 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "text": DataFormat(encoder=PLAIN_TEXT, unknown="text"),
     "sentences": DataFormat(encoder=SENTENCES),
     "documents": DataFormat(encoder=SENTENCES, text="documents", unknown="documents"),
-    "bert_h5": DataFormat(encoder=RECORDS, only="bert_h5", holds_ids=True),
+    "bert_h5": DataFormat(encoder=RECORDS, only=("bert_h5",), holds_ids=True, holds_samples=True),
+    "token_ids": DataFormat(
+        encoder=f"{TOKEN_IDS}:TokenIds",
+        whole_row=f"{TOKEN_IDS}:row_text",
+        only=("ids_bin", "ids_npy", "ids_datatrove", "ids_mds"),
+        settings=("id_type", "id_rows"),
+        options=("id_type", "id_rows"),
+        ignores=("text_key", "bos"),
+        holds_ids=True,
+    ),
     "chat": DataFormat(
         encoder="shardyard.data.chat:Dialogue",
         whole_row="shardyard.data.conversations:dialogue_text",
@@ -92,6 +103,9 @@ CHAT_KEYS = (
     "question", "answer", "response", "context", "system", "tools",
 )  # fmt: skip
 """Keys of a row that data.keys maps others to."""
+
+ID_KEYS = ("input_ids", "tokens", "token_ids")
+"""Keys of a row, or columns, that hold ids: as datasets, llm-foundry and others name them."""
 
 PREFERENCE_KEYS = ("chosen", "rejected")
 """Keys of the two answers of a pair."""

@@ -75,7 +75,7 @@ def tokenizer_notes(recipe: Recipe, folder: Path | None) -> list[str]:
 def _check_tokenizer(recipe: Recipe, folder: Path) -> list[Problem]:
     if task_row(recipe.task.name).reads == "images" or recipe.data.tokenizer != "auto":
         return []
-    if DATA_FORMATS[recipe.data.format].holds_ids:
+    if DATA_FORMATS[recipe.data.format].holds_samples:
         return []
     faults = []
     for name in (*TOKENIZER_FILES, "vocab.txt"):

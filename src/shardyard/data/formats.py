@@ -36,6 +36,8 @@ class Format:
     """Whether it has rows, whose text is under data.text_key."""
     is_divisible: bool
     """Whether a span may begin and end anywhere; if not, it is the whole file."""
+    companions: tuple[str, ...] = ()
+    """Ends of the names of files that lie next to such files and describe them."""
 
     @property
     def read(self) -> Reader:
@@ -142,10 +144,37 @@ FORMATS: dict[str, Format] = {
         has_keys=True,
         is_divisible=True,
     ),
+    "ids_bin": Format(
+        suffixes=(".bin",),
+        code="shardyard.data.readers.token_ids:read_bin",
+        has_keys=False,
+        is_divisible=True,
+        companions=(".idx", "meta.pkl"),
+    ),
+    "ids_npy": Format(
+        suffixes=(".npy",),
+        code="shardyard.data.readers.token_ids:read_npy",
+        has_keys=False,
+        is_divisible=True,
+    ),
+    "ids_datatrove": Format(
+        suffixes=(".ds",),
+        code="shardyard.data.readers.token_ids:read_datatrove",
+        has_keys=False,
+        is_divisible=True,
+        companions=(".ds.index", ".ds.metadata"),
+    ),
+    "ids_mds": Format(
+        suffixes=(".mds",),
+        code="shardyard.data.readers.mds:read_mds",
+        has_keys=False,
+        is_divisible=False,
+        companions=("index.json",),
+    ),
 }  # fmt: skip
 """Name -> format; a suffix belongs to one of them."""
 
-_TAKEN_ALONE = {row.only for row in DATA_FORMATS.values() if row.only is not None}
+_TAKEN_ALONE = {name for row in DATA_FORMATS.values() for name in row.only}
 """Formats that one ``data.format`` takes, and no other does."""
 
 READ_KINDS = "text or source code (.txt, .md, .py and the like), " + ", ".join(
@@ -167,11 +196,16 @@ _TABLE = (
     "`.to_json(FILE.jsonl, orient='records', lines=True)`"
 )
 _EXTRACT = "take its text out first"
+_PACKED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".lz4")
+_ID_SUFFIXES = [
+    suffix for name in DATA_FORMATS["token_ids"].only for suffix in FORMATS[name].suffixes
+]
 _OTHERS: dict[str, str] = {
     **dict.fromkeys(
         FORMATS["bert_h5"].suffixes, "if it holds BERT's arrays, set data.format=bert_h5"
     ),
-    **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".lz4"), _UNPACK),
+    **dict.fromkeys(_ID_SUFFIXES, "if it holds ids of a tokenizer, set data.format=token_ids"),
+    **dict.fromkeys(_PACKED, _UNPACK),
     **dict.fromkeys((".orc", ".xlsx"), _TABLE),
     **dict.fromkeys((".pdf", ".docx", ".odt", ".epub", ".html", ".htm"), _EXTRACT),
 }
@@ -210,13 +244,21 @@ def format_of(name: str, data_format: str) -> str | None:
     if known is None and suffixes and plug_in_named("sources", suffixes[-1]) is not None:
         return suffixes[-1]
     row = DATA_FORMATS[data_format]
+    if known in _TAKEN_ALONE:
+        return known if known in row.only else None
     if known is not None and row.whole_row is not None and not FORMATS[known].has_keys:
         return None
-    if row.only is not None or known in _TAKEN_ALONE:
-        return known if known == row.only else None
+    if row.only and row.whole_row is None:
+        return None
     if known == "text" and row.text is not None:
         return row.text
     return row.unknown if known is None else known
+
+
+def is_companion(name: str, data_format: str) -> bool:
+    """Whether a file describes others of the ``data.format``, and has no documents itself."""
+    ends = [end for each in DATA_FORMATS[data_format].only for end in FORMATS[each].companions]
+    return any(name.endswith(end) for end in ends)
 
 
 def kind_of(name: str, format: str) -> Kind:
@@ -229,9 +271,11 @@ def kind_of(name: str, format: str) -> Kind:
 def remedy_of(name: str, data_format: str = "by_suffix") -> str:
     """What to do about a file without a format."""
     suffix = PurePath(name).suffix.lower()
-    only = DATA_FORMATS[data_format].only
-    if only is not None:
-        return f"data.format={data_format} takes only {', '.join(FORMATS[only].suffixes)}"
-    if DATA_FORMATS[data_format].whole_row is not None and suffix not in _OTHERS:
+    row = DATA_FORMATS[data_format]
+    if row.only and (row.whole_row is None or suffix not in _OTHERS):
+        suffixes = [each for only in row.only for each in FORMATS[only].suffixes]
+        rows = "" if row.whole_row is None else ", and rows such as those of .parquet and .jsonl"
+        return f"data.format={data_format} takes only {', '.join(suffixes)}{rows}"
+    if row.whole_row is not None and suffix not in _OTHERS:
         return f"data.format={data_format} takes rows, such as those of a .jsonl file"
     return _OTHERS.get(suffix, "if it is plain text, set data.format=text")

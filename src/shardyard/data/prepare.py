@@ -35,6 +35,7 @@ from shardyard.data.content_cache import find_equal, record_sources
 from shardyard.data.conversations import check_rejected, check_rejected_in, rejected_of
 from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.prepared_checks import (
+    check_blocks,
     check_document_count,
     check_loss_share,
     with_true_pairs,
@@ -279,7 +280,13 @@ def _encoder_of(data: Data) -> str:
 
 def _text_of(data: Data) -> TextOf:
     keys = tuple(sorted((data.keys or {}).items()))
-    return TextOf(data.text_key, DATA_FORMATS[data.format].whole_row, keys)
+    return TextOf(
+        data.text_key,
+        DATA_FORMATS[data.format].whole_row,
+        keys,
+        id_type=data.id_type,
+        is_stream=data.id_rows == "blocks",
+    )
 
 
 def _chat_rows(data: Data, files: Sequence[SourceFile]) -> str:
@@ -420,12 +427,14 @@ def _build(
     data, files = recipe.data, corpus.files
     pieces = split_into_pieces(files, _piece_bytes(files))
     workers = usable_cores() if data.workers == "auto" else data.workers
+    text_of = replace(_text_of(data), end_id=encoder_in(folder).end_of_text_id)
+    check_blocks(files, text_of, data)
     tasks = [
         TokenizePiece(
             folder,
             number,
             piece,
-            _text_of(data),
+            text_of,
             ValidationRule(data.eval_fraction),
             bos_token=request.get("bos_token"),
             encoder=_encoder_of(data),
@@ -543,7 +552,7 @@ def _commit(
     files = {name: file_entry(content) for name, content in tokenizer.items()}
     for shard in (*shards["train"], *shards["eval"]):
         files |= shard["files"]
-    holds_samples = DATA_FORMATS[request.get("data_format", "by_suffix")].holds_ids
+    holds_samples = DATA_FORMATS[request.get("data_format", "by_suffix")].holds_samples
     beside = {"columns": {name: np.dtype(kind.dtype).str for name, kind in columns.items()}}
     manifest = {
         "format": COLUMNS_VERSION if columns else FORMAT_VERSION,

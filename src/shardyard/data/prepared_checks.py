@@ -1,6 +1,8 @@
 """Checks of a prepared dataset that look at its numbers: what they reject stays prepared."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from shardyard.config.data_choices import DATA_FORMATS
@@ -8,6 +10,10 @@ from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
+from shardyard.data.byte_ranges import SourceFile, Span
+from shardyard.data.readers.columns import TextOf
+from shardyard.data.sources import read_sections
+from shardyard.data.token_ids import ids_of
 from shardyard.errors import RequestError
 
 
@@ -36,7 +42,7 @@ def check_loss_share(metadata: DatasetMetadata, data: Data, *, setting: str) -> 
 def check_document_count(metadata: DatasetMetadata, recipe: Recipe) -> None:
     """Raise where a split has no second document that half of the pairs could be made with."""
     data = recipe.data
-    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
+    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_samples:
         return
     for split, documents in (
         ("train", metadata.train_documents),
@@ -61,7 +67,7 @@ def with_true_pairs(metadata: DatasetMetadata, recipe: Recipe) -> DatasetMetadat
         RequestError: There are so few that the task would learn to call every pair random.
     """
     data = recipe.data
-    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
+    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_samples:
         return metadata
     # Not above: it imports torch, which takes more seconds than a small corpus.
     from shardyard.data.sentence_pairs import share_of_true_pairs
@@ -78,3 +84,27 @@ def with_true_pairs(metadata: DatasetMetadata, recipe: Recipe) -> DatasetMetadat
             "was prepared is kept."
         )
     return replace(metadata, true_pairs=share)
+
+
+_ROWS, _FEWEST_ROWS = 64, 8
+"""Rows that are looked at, and with how few nothing is concluded."""
+
+
+def check_blocks(files: Sequence[SourceFile], text_of: TextOf, data: Data) -> None:
+    """Raise where rows of ids look like blocks of one stream, and the recipe does not say it.
+
+    As documents each would get an end in the middle of a text.
+    """
+    row = DATA_FORMATS[data.format]
+    if not row.holds_ids or row.holds_samples or data.id_rows is not None or not files:
+        return
+    spans = (Span(files[0], 0, files[0].size_bytes),)
+    rows = [ids_of(each.text) for each in islice(read_sections(spans, text_of), _ROWS)]
+    lengths = {len(ids_N) for ids_N in rows}
+    is_open = any(ids_N[-1] != text_of.end_id for ids_N in rows)
+    if len(rows) >= _FEWEST_ROWS and len(lengths) == 1 and is_open:
+        raise RequestError(
+            f"data.source={data.source!r}: its first {len(rows)} rows have {lengths.pop():,} ids "
+            "each, and some do not end with the id that ends a text: they look like blocks cut "
+            "from one stream. Set data.id_rows=blocks, or data.id_rows=documents if each is a text."
+        )

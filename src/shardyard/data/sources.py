@@ -7,6 +7,7 @@ single huge file. ``stores/`` has the locations of files, ``formats.py`` how the
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from shardyard.data.formats import (
     SECTION_BYTES,
     format_named,
     format_of,
+    is_companion,
     kind_of,
     remedy_of,
 )
@@ -57,7 +59,8 @@ def list_files(
     entries = [source] if isinstance(source, str) else list(source)
     files: dict[str, SourceFile] = {}
     unsupported: dict[str, str] = {}
-    for entry, listed in find_all(entries, own=own, setting=setting):
+    for entry, found_files in find_all(entries, own=own, setting=setting):
+        listed = [found for found in found_files if not is_companion(found.name, data_format)]
         formats = {
             found.path: format_of(PurePosixPath(found.name).name, data_format) for found in listed
         }
@@ -223,7 +226,9 @@ def read_sections(piece: Piece, text_of: TextOf) -> Generator[TextSection, None,
     for span in piece:
         try:
             with open_file(span.file) as file:
-                yield from format_named(span.file.format).read(file, span, text_of)
+                for section in format_named(span.file.format).read(file, span, text_of):
+                    is_block = text_of.is_stream
+                    yield replace(section, begins=False, ends=False) if is_block else section
         except OSError as error:
             raise SourceError(
                 f"{escape_text(span.file.path)} cannot be read: {error.strerror or error}. Check "

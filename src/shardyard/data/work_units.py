@@ -51,11 +51,13 @@ class Column:
 class Encoded:
     """A document, or a section of one."""
 
-    ids: list[int]
+    ids: Sequence[int] | npt.NDArray[Any]
     columns: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Values of each of the encoder's columns, as many as there are ids."""
     is_whole: bool = False
     """Whether it is a document of its own, with the tokens that begin and end it."""
+    ends: bool = False
+    """Whether the document ends here, though its section may not."""
 
 
 class Encoder(Protocol):
@@ -149,6 +151,8 @@ class _SplitBuilder:
         """Append a section; it starts a document unless it continues the one just appended."""
         if encoded.is_whole or not continues:
             self.close()
+        if encoded.ends and not len(encoded.ids) and not self._is_open:
+            return  # the document has ended already
         if encoded.is_whole:
             self.starts.append(self.num_tokens)
         elif not self._is_open:
@@ -158,6 +162,8 @@ class _SplitBuilder:
         self._append(encoded)
         self.num_bytes += num_bytes
         self._is_open = not encoded.is_whole
+        if encoded.ends:
+            self.close()
 
     def close(self) -> None:
         """End the last document, if it has not ended."""

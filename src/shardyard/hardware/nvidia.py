@@ -36,7 +36,7 @@ C2C_BYTES_PER_S = 450e9
 
 _V100_SOURCE = (
     "NVIDIA V100 datasheet and Volta white paper WP-08608-001: 640 tensor cores x 128 FLOP a clock "
-    "x 1.53 GHz (SXM2), 1.38 GHz (PCIe); no bf16"
+    "x 1.53 GHz (SXM2), 1.38 GHz (PCIe)"
 )
 _CUSTOM_H100 = (
     "pytorch/torchtitan, benchmarks: 96 GB HBM2e at 2.4 TB/s, 500 W, 400 Gb/s a device. No "
@@ -266,7 +266,7 @@ ROWS: tuple[Accelerator, ...] = (
         capability=(7, 5),
         peak_tflops=_T4, achievable=sibling_efficiency(_A100_PCIE_REACHED, _T4),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
-        driver_names=(r"Tesla T4",), source="NVIDIA T4 datasheet; no bf16",
+        driver_names=(r"Tesla T4",), source="NVIDIA T4 datasheet",
     ),
     Accelerator(
         name="RTX 4090", memory_bytes=24 * GIB, bandwidth_bytes_per_s=1008e9, processors=128,

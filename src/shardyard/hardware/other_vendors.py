@@ -15,14 +15,12 @@ from shardyard.hardware.links import PCIE_BYTES_PER_S, direct, network
 from shardyard.hardware.nvidia import MEASURED, PEAKS
 
 _GAUDI_SOURCE = (
-    "Intel publishes no peak. Habana's graph compiler (published in HabanaAI's repositories, "
-    "hal_reader/gaudi1) counts 4 matrix cores of 128-byte vectors at 1.9 GHz: 4 x 64 x 64 "
-    "multiply-adds a clock in bf16, a quarter in fp32. The same count gives Gaudi 2's datasheet "
-    "peak (2 x 256 x 256 at 1.65 GHz = 432). Memory, 1 TB/s: Habana Gaudi white paper. 62 TFLOP/s "
-    "may be off by what the clock is"
+    "Intel publishes no peak: HabanaAI's graph compiler (hal_reader/gaudi1) counts 4 x 64 x 64 "
+    "multiply-adds a clock in bf16 at 1.9 GHz, a quarter in fp32. The same count gives Gaudi 2's "
+    "datasheet peak. Memory, 1 TB/s: Habana Gaudi white paper"
 )
-_NEURON = "AWS Neuron documentation, Trainium architecture pages"
-_TPU = "Google Cloud TPU documentation and jax-ml/scaling-book (links: one way, all of a chip)"
+_NEURON = "AWS Neuron documentation"
+_TPU = "Google Cloud documentation, jax-ml/scaling-book"
 _ROCE_3_OF_10 = "Habana Gaudi white paper: 3 of 10 x 100 Gb/s leave an HLS-1"
 
 _CDNA3 = {"fp32": 163.4, "fp16": 1300.0, "bf16": 1300.0, "fp8": 2610.0}

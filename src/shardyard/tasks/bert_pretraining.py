@@ -41,14 +41,14 @@ class BertPretraining(MaskedLM):
         seq_len = recipe.data.seq_len
         assert isinstance(seq_len, int)
         shards = TokenShards(folder, split, vocab_size=vocabulary(resolved))
-        if DATA_FORMATS[recipe.data.format].holds_ids:
+        if DATA_FORMATS[recipe.data.format].holds_samples:
             return HiddenRecords(shards, seq_len=seq_len)
         return SentencePairs(shards, pair_marks(folder), seq_len=seq_len, seed=recipe.run.seed)
 
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:
         """Hides tokens, but in records, in which some are hidden already."""
-        if DATA_FORMATS[resolved.recipe.data.format].holds_ids:
+        if DATA_FORMATS[resolved.recipe.data.format].holds_samples:
             return identity_prepare
         return MaskedLM.preparation(resolved, split)
 

@@ -43,8 +43,8 @@ def test_words_that_spell_special_tokens_stay_words(name: str) -> None:
         assert [number for number in document.ids if number in special] == [
             number for number in other.ids if number in special
         ]
-        text = tokenizer.decode(document.ids, skip_special_tokens=False)
-        plain = tokenizer.decode(other.ids, skip_special_tokens=False)
+        text = tokenizer.decode(list(document.ids), skip_special_tokens=False)
+        plain = tokenizer.decode(list(other.ids), skip_special_tokens=False)
         if forged.strip() == forged and not stock.is_turn_by_turn:
             assert text == plain.replace("Ignore it me", f"Ignore {forged} me").replace(
                 "No it thanks", f"No {forged} thanks"
@@ -107,7 +107,7 @@ def test_a_call_of_a_tool_is_an_answer(name: str) -> None:
         and first.endswith("<|im_end|>" if name != "llama-3.2" else "<|eot_id|>")
     )
     assert "It is four." in second and "four" not in first
-    whole = tokenizer_of(name).decode(documents[0].ids, skip_special_tokens=False)
+    whole = tokenizer_of(name).decode(list(documents[0].ids), skip_special_tokens=False)
     assert "adds" in whole
 
 

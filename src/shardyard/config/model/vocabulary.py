@@ -107,7 +107,9 @@ def check_tokens(
         model_dir: The model's own files.
     """
     data = recipe.data
-    is_named = data.tokenizer not in ("auto", "train") and not DATA_FORMATS[data.format].holds_ids
+    is_named = (
+        data.tokenizer not in ("auto", "train") and not DATA_FORMATS[data.format].holds_samples
+    )
     own = vocabulary_in(model_dir) if is_named and recipe.model.weights != "random" else None
     if given is not None and own is not None:
         difference = difference_of(own, given)

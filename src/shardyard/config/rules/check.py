@@ -155,7 +155,7 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
     if wanted and name not in wanted:
         text = f"={name} does not prepare what task.name={recipe.task.name} reads. "
         yield Problem("data.format", f"{text}Use {', '.join(wanted)}.")
-    elif DATA_FORMATS[name].holds_ids and not wanted:
+    elif DATA_FORMATS[name].holds_samples and not wanted:
         readers = [task for task, row in TASKS.items() if name in row.data_formats]
         text = f"={name} holds whole samples, which task.name={recipe.task.name} does not read. "
         yield Problem("data.format", f"{text}Use task.name={' or '.join(readers)}.")

@@ -307,7 +307,7 @@ def _packing(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("data.attend_across_documents", f"{text}=stream.")
     row = task_row(recipe.task.name)
     for name in formats_of(data):
-        if not row.reads_learnt or DATA_FORMATS[name].holds_ids:
+        if not row.reads_learnt or DATA_FORMATS[name].holds_samples:
             text = f"=whole: {recipe.task.name} on data.format={name} makes its samples in "
             yield Problem("data.pack", f"{text}another way. Use data.pack=stream.")
 

@@ -121,6 +121,11 @@ class Data(Section):
     dialogues (docs/chat.md)."""
     text_key: str = "text"
     """JSON key or Parquet column of the text."""
+    id_type: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
+    """Type of ids in .bin files without header or index, as nanoGPT's."""
+    id_rows: Literal["documents", "blocks"] | None = None
+    """What rows of ids are. null: documents; rows that look like blocks of a stream are an error.
+    """
     keys: Annotated[dict[str, str], Field(min_length=1)] | None = None
     """Your names of the keys of chat rows, {prompt: frage, completion: antwort}, or of columns with
     labels. null: as docs/chat.md and docs/classification.md have them."""

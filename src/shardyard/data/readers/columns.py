@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.config.data_choices import TURN_KEYS, chat_rows_of
+from shardyard.config.data_choices import ID_KEYS, TURN_KEYS, chat_rows_of
 from shardyard.config.tasks import imported
 from shardyard.data.byte_ranges import escape_text
 from shardyard.errors import SourceError
@@ -20,6 +20,12 @@ class TextOf:
     """module:function (row, place) -> text; equal rows give equal text."""
     keys: tuple[tuple[str, str], ...] = ()
     """Key that the function reads, and the key of the rows that has it: ``data.keys``."""
+    id_type: str = "uint16"
+    """Numbers in a file of ids that does not say it: ``data.id_type``."""
+    end_id: int | None = None
+    """Id that ends a document in a file of ids; None: not known yet."""
+    is_stream: bool = False
+    """Whether rows are blocks cut from one stream: ``data.id_rows``."""
 
     def __call__(self, row: Any, location: object) -> str:
         """The text of a row.
@@ -99,6 +105,8 @@ def _setting_for(row: Any) -> str:
     keys = set(row) if isinstance(row, dict) else set()
     if chat_rows_of(keys):
         return "It is a dialogue: set data.format=chat,"
+    if keys & {*ID_KEYS}:
+        return "It holds ids of a tokenizer: set data.format=token_ids,"
     texts = [
         key for key in sorted(keys, key=str) if isinstance(row[key], str) and key.isidentifier()
     ]
