@@ -64,7 +64,7 @@ def pcie(generation: int) -> Link:
         name=f"PCIe {generation}",
         bytes_per_s=PCIE_BYTES_PER_S[generation],
         latency_s=PCIE_LATENCY_S,
-        source=f"PCI Express base specification {generation}.0, x16",
+        source=f"PCI Express {generation}.0, x16",
     )
 
 

@@ -172,7 +172,7 @@ ROWS: tuple[Accelerator, ...] = (
         peak_tflops=_H100_NVL, achievable=sibling_efficiency(_H100_REACHED, _H100_NVL),
         achievable_source=_AS_H100, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA H100 NVL",),
-        source="NVIDIA H100 NVL datasheet, half of its figures with sparsity; its NVLink joins two "
+        source="NVIDIA H100 NVL datasheet (half of its sparse figures); its NVLink joins two "
         "boards only and is left out",
     ),
     Accelerator(
@@ -246,7 +246,7 @@ ROWS: tuple[Accelerator, ...] = (
         peak_tflops=_L4, achievable=sibling_efficiency(_A100_PCIE_REACHED, _L4),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA L4",),
-        source=f"NVIDIA L4 datasheet, half of its figures with sparsity; {EC2_MEMORY}",
+        source=f"NVIDIA L4 datasheet (half of its sparse figures); {EC2_MEMORY}",
     ),
     Accelerator(
         name="L40S", memory_bytes=45776 * MIB, bandwidth_bytes_per_s=864e9, processors=142,
@@ -282,7 +282,7 @@ ROWS: tuple[Accelerator, ...] = (
         peak_tflops=_A6000, achievable=sibling_efficiency(_A100_PCIE_REACHED, _A6000),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA RTX A6000",),
-        source="NVIDIA RTX A6000 datasheet, half of its figures with sparsity",
+        source="NVIDIA RTX A6000 datasheet (half of its sparse figures)",
     ),
     Accelerator(
         name="RTX PRO 6000", memory_bytes=96 * GIB, bandwidth_bytes_per_s=1597e9, processors=188,
