@@ -50,6 +50,7 @@ SMALL = {
     "models/submodules.py": "what builds, splits and runs a model finds its parts by it",
     "node/log_markers.py": "three programs of a node print by it",
     "tasks/loss_computation.py": "protocol",
+    "train/generated_texts.py": "text and no scores; both the loop and the end of a run need it",
 }
 """Files with fewer lines of code, each with why it is a file of its own; none may join that is
 not a registry, a protocol, a program, or imported where its neighbours may not be."""

@@ -39,11 +39,14 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     for sink in sinks:
         sink.write(STEP)
         sink.write(EVALUATION)
+        sink.write_texts(2, [{"prompt": "def", "text": " main"}])
         sink.close()
     events = EventAccumulator(str(run_dir.tensorboard)).Reload()
     assert events.Scalars("train/loss")[0].value == pytest.approx(2.5)
     assert events.Scalars("eval/loss")[0].step == 1
     assert events.Scalars("eval/code/loss")[0].value == pytest.approx(1.5)
+    (text,) = events.Tensors("generated/0/text_summary")
+    assert text.step == 2 and text.tensor_proto.string_val == [b"def\n\n     main\n"]
     assert "train/mfu" not in events.Tags()["scalars"]  # null is no point of a curve
 
 

@@ -115,6 +115,26 @@ def test_a_sample_is_named_by_its_settings(
     assert read_run(run).sampling_method == words
 
 
+def test_texts_of_the_first_best_and_last_step_are_shown(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    for step in range(20, 121, 20):
+        writer.steps(step - 19, step)
+        if step == 80:
+            for name in ("loss", "perplexity"):
+                writer.lines[-1]["eval"][name] = 0.1
+        texts = [{"prompt": "<a>", "text": f"``` of {step}"}, {"prompt": "b", "text": "c"}]
+        writer.event("generated", step=step, seconds=0.1, texts=texts)
+    run = writer.write()
+    write_report(run)
+    page, words = run.report_html.read_text(), run.report_markdown.read_text()
+    for step, which in ((20, "first"), (80, "best"), (120, "last")):
+        assert f"Step {step} ({which})" in page and f"Step {step} ({which})" in words
+        assert f"``` of {step}" in words
+    assert "Step 40" not in words and "&lt;a&gt;" in page
+
+
 @pytest.fixture(scope="module")
 def page(run: RunDir) -> Page:
     return Page(run.report_html.read_text())

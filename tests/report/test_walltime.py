@@ -93,6 +93,20 @@ def test_a_pause_is_a_phase_of_its_own_and_no_productive_time(tmp_path: Path) ->
     assert attempt.phases["unexplained"] == pytest.approx(0.0, abs=1e-4)
 
 
+def test_text_generated_during_training_counts_as_evaluation(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 10)
+    writer.clock_t += 2.5
+    writer.event("generated", step=10, seconds=2.5, texts=[{"prompt": "a", "text": "b"}])
+    writer.save(10)
+    writer.end(143, "drained")
+    [attempt] = account(read_run(writer.write()))
+    assert attempt.phases["evaluation"] == pytest.approx(2.5)
+    assert attempt.phases["unexplained"] == pytest.approx(0.0, abs=1e-4)
+
+
 def test_time_that_nothing_measured_is_called_unexplained(tmp_path: Path) -> None:
     writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
     writer.begin()

@@ -45,7 +45,8 @@ def _show_sample(run_dir: RunDir) -> None:
     record = read_run(run_dir)
     text = run_dir.sample.read_text()
     method = f", {record.sampling_method}" if record.sampling_method else ""
-    prompt = record.resolved.recipe.task.prompt if record.resolved else ""
+    task = record.resolved.recipe.task if record.resolved else None
+    prompt = "" if task is None else (task.prompts or (task.prompt,))[0]
     if prompt and text.startswith(prompt):
         parts = [("prompt", prompt), (f"the model continues{method}", text[len(prompt) :])]
     else:  # the tokenizer does not give the prompt back as it is

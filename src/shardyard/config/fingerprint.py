@@ -50,13 +50,15 @@ SETTINGS_THAT_MAY_CHANGE = (
     "model.dir",
     "model.compile",
     "model.blocks",
-    # when it is judged, and what it writes at the end
+    # when it is judged, and what it writes
     "task.metrics",
     "task.lower_is_better",
     "task.eval_every_steps",
     "task.eval_every_epochs",
     "task.prompt",
+    "task.prompts",
     "task.generate_tokens",
+    "task.generate_every",
     "task.temperature",
     "task.top_k",
     # what the fingerprint of the prepared data stands for

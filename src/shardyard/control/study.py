@@ -32,6 +32,7 @@ _NAME_CHARACTERS = 28
 _MEASURED_LENGTH = (
     "run.tokens=null", "run.samples=null", "run.epochs=null", "run.target=null",
     "task.eval_every_steps=null", "task.eval_every_epochs=null", "task.generate_tokens=0",
+    "task.generate_every=end", "task.prompts=[]",
     "optim.warmup_steps=auto", "optim.warmup_share=null", "optim.warmup_epochs=null",
     "optim.decay_steps=auto",
     "elastic.min_nodes=auto", "elastic.max_nodes=auto", "elastic.leave_out_for=[]",

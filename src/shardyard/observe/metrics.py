@@ -142,28 +142,41 @@ class MetricLines:
 
 
 class Sink(Protocol):
-    """Takes every metric line as it is made."""
+    """Takes every metric line and generated text as it is made."""
 
     def write(self, line: dict[str, Any]) -> None: ...
+
+    def write_texts(self, step: int, texts: Sequence[Mapping[str, str]]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class MetricsFile:
-    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (node/log_markers.py)."""
+    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (node/log_markers.py).
+
+    Generated texts go to samples.jsonl, which is made for the first of them.
+    """
 
     def __init__(self, run_dir: RunDir) -> None:
         self._lines = LineWriter(run_dir.metrics)
+        self._samples = run_dir.samples
 
     def write(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
+
+    def write_texts(self, step: int, texts: Sequence[Mapping[str, str]]) -> None:
+        """Append a line for each text."""
+        lines = LineWriter(self._samples)
+        for each in texts:
+            lines.append({"step": step, **each})
+        lines.close()
 
     def close(self) -> None:
         self._lines.close()
 
 
 class TensorBoard:
-    """Scalars by step, one curve a metric; evaluations under ``eval/``.
+    """Scalars by step, one curve a metric; evaluations under ``eval/``, texts under ``generated/``.
 
     Args:
         after_step: That training continues from; later points of earlier starts were lost, and
@@ -178,6 +191,12 @@ class TensorBoard:
     def write(self, line: dict[str, Any]) -> None:
         for name, value in scalars_of(line).items():
             self._writer.add_scalar(name, value, line["step"])
+
+    def write_texts(self, step: int, texts: Sequence[Mapping[str, str]]) -> None:
+        """Show each prompt's text by step; TensorBoard renders Markdown, so it is indented."""
+        for number, each in enumerate(texts):
+            whole = "".join(f"    {line}\n" for line in each["text"].splitlines())
+            self._writer.add_text(f"generated/{number}", f"{each['prompt']}\n\n{whole}", step)
 
     def close(self) -> None:
         self._writer.close()

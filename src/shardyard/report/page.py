@@ -19,11 +19,9 @@ from shardyard.report.document import (
     CopyCommand,
     Details,
     Document,
-    Listing,
     PageSection,
     Panels,
     Paragraph,
-    Pictures,
     ShareBar,
     Table,
     Text,
@@ -34,6 +32,7 @@ from shardyard.report.document import (
 from shardyard.report.html import charts_unavailable_reason, render_html
 from shardyard.report.markdown import render_markdown
 from shardyard.report.run_data import RunRecord, read_run
+from shardyard.report.samples import sample_blocks
 from shardyard.report.summary import Suggest, Summary, no_levers, summarize
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.walltime import PHASES, WAITING, running_s
@@ -208,7 +207,7 @@ def report_document(
     sections: list[tuple[str, str, Iterator[Block]]] = [
         ("what-to-change", "What to change", change_blocks(summary)),
         ("curves", "Curves", iter([Panels(charts) if charts else no_charts])),
-        ("sample", f"Sample{drawn}", _sample(record)),
+        ("sample", f"Sample{drawn}", sample_blocks(record)),
         ("devices", "Devices and nodes", _devices(summary, of_devices)),
         ("sources", "Sources", sources(record)),
         ("eval-sets", "Validation sets", eval_sets(record)),
@@ -325,44 +324,6 @@ def change_blocks(summary: Summary) -> Iterator[Block]:
 def _commands(summary: Summary) -> Iterator[CopyCommand]:
     for each in summary.commands:
         yield CopyCommand(each.command, each.purpose[0].upper() + each.purpose[1:])
-
-
-def _sample(record: RunRecord) -> Iterator[Block]:
-    yield from _predictions(record)
-    if not record.sample:
-        return
-    prompt = record.resolved.recipe.task.prompt if record.resolved else ""
-    begin = prompt if record.sample.startswith(prompt) else ""
-    written = record.sample.removeprefix(begin)
-    words = "What the model wrote at the end of the run" + ("; the prompt is blue." * bool(begin))
-    nothing = "" if written.strip() else " It wrote only white space."
-    yield Paragraph(words + nothing, "note", only=("page",))
-    yield Listing((Text(begin, kind="prompt"), written))
-
-
-def _predictions(record: RunRecord) -> Iterator[Block]:
-    """Yield images of the validation split with their labels and the model's predictions."""
-    found = record.predictions
-    if not found:
-        return
-    right = sum(each.label == each.predicted for each in found)
-    yield Paragraph(
-        f"{len(found)} validation images from all over the split, at the end of the run: {right} "
-        "predicted right.", "note",
-    )  # fmt: skip
-    rows = [
-        (
-            each.label,
-            Text(each.predicted, kind="good" if each.label == each.predicted else "bad"),
-            format_percent(each.probability),
-        )
-        for each in found
-    ]
-    yield Pictures([
-        (each.jpeg, (f"true: {label}", Text(f"predicted: {guess}", kind=guess.kind), share))
-        for each, (label, guess, share) in zip(found, rows, strict=True)
-    ])  # fmt: skip
-    yield Table(["true", "predicted", "#probability"], rows, only=("markdown",))
 
 
 def _devices(summary: Summary, figures: Sequence[Chart]) -> Iterator[Block]:

@@ -9,14 +9,14 @@ reported as such.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardyard.report.run_data import AttemptRecord, RunRecord
+from shardyard.report.run_data import AttemptRecord, Line, RunRecord
 from shardyard.rundir.jsonl import LOSSES
 
 PHASES = {
     "productive": "steps whose result counts, without waiting for data",
     "compile": "torch compiled blocks, in the first step of each start",
     "data wait": "of those steps: waiting for micro-batches",
-    "evaluation": "validation",
+    "evaluation": "validation, and text generated before the end",
     "checkpoint-blocked": "training stood still for a save, the last one until it was durable",
     "paused": "the processes were stopped, or the machine was suspended",
     "profile": "profiles were begun and written",
@@ -70,13 +70,18 @@ def account(record: RunRecord) -> list[AttemptTime]:
 
     Together they are the run's, from the start of the first to the end of the last.
     """
-    counted = {id(each) for each in (*record.steps, *record.counted_events("evaluated"))}
+    counted = {id(each) for each in (*record.steps, *_validated(record))}
     times: list[AttemptTime] = []
     for attempt in record.attempts:
         if attempt.events:
             since_t = times[-1].began_t + times[-1].seconds if times else None
             times.append(_split(attempt, counted, since_t=since_t))
     return times
+
+
+def _validated(record: RunRecord) -> list[Line]:
+    """Return events of validations and generated texts that count."""
+    return [*record.counted_events("evaluated"), *record.counted_events("generated")]
 
 
 def total_phases(attempts: list[AttemptTime]) -> dict[str, float]:
@@ -199,7 +204,7 @@ def _add_loop(
             phases.add("data wait", wait_s)
         else:
             phases.add("lost work", step_s)
-    for event in attempt.all("evaluated", generation):
+    for event in [*attempt.all("evaluated", generation), *attempt.all("generated", generation)]:
         phase = "evaluation" if id(event) in counted else "lost work"
         phases.add(phase, event.get("seconds", 0.0))
         clock_t += event.get("seconds", 0.0)

@@ -77,6 +77,7 @@ EVENT_KINDS = (
     "checkpoint_durable",
     "checkpoint_abandoned",
     "evaluated",
+    "generated",
     "worker_lost",
     "worker_hung",
     "node_lost",

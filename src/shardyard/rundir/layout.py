@@ -113,6 +113,11 @@ class RunDir:
         return self.path / "sample.txt"
 
     @property
+    def samples(self) -> Path:
+        """One JSON object a line: a text generated at a step, with its prompt."""
+        return self.path / "samples.jsonl"
+
+    @property
     def predictions(self) -> Path:
         """A few validation images with labels and predictions at the end of the run."""
         return self.path / "predictions.json"

@@ -35,6 +35,16 @@ class TaskData(NamedTuple):
     """Samples of each set of data.eval_sets, by name; none of them is in ``eval``."""
 
 
+class GeneratedText(NamedTuple):
+    """Text that a model wrote."""
+
+    prompt: str
+    text: str
+    """Continuation of the prompt, or the answer to it."""
+    whole: str
+    """Prompt and text together."""
+
+
 class Task(ABC):
     """A task, bound to what computes its losses on this rank."""
 
@@ -77,6 +87,20 @@ class Task(ABC):
         """Return output of the trained model for the report. All ranks call it together.
 
         None: no sample was requested, or the task has none to show.
+        """
+        return None
+
+    def generate_text(
+        self,
+        prompt: str,  # noqa: ARG002
+        resolved: Resolved,  # noqa: ARG002
+        mesh: Mesh,  # noqa: ARG002
+        device: torch.device,  # noqa: ARG002
+    ) -> GeneratedText | None:
+        """Continue a prompt by ``task.generate_tokens`` tokens. All ranks call it together.
+
+        It must not change what is trained, nor use the generators of the training. None: the
+        models of the task do not continue text.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Predict the next token: text as it is, and a sample of it at the end."""
+"""Predict the next token: text as it is, and samples of what the model writes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -20,6 +20,7 @@ from shardyard.data.work_units import encoder_in
 from shardyard.models.random import key_of
 from shardyard.parallel.fsdp import reshard
 from shardyard.parallel.mesh import Mesh
+from shardyard.tasks.base import GeneratedText
 from shardyard.tasks.language import LanguageTask, vocabulary
 from shardyard.tasks.token_losses import LanguageModel
 
@@ -31,6 +32,7 @@ def generate(
     computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
     vocab_size: int, seed: int, temperature: float, top_k: int = 0, mesh: Mesh,
     device: torch.device, ends: Collection[int] = (), valid_ids: Collection[int] | None = None,
+    rows: int | None = None,
 ) -> list[int]:  # fmt: skip
     """Continue ``prompt`` by ``num_tokens`` tokens, or to one of ``ends``.
 
@@ -39,6 +41,8 @@ def generate(
     Args:
         top_k: Only this many of the likeliest tokens are drawn; 0: all.
         valid_ids: Ids that the tokenizer has; only these are drawn: a head may have more rows.
+        rows: Samples of each forward pass, all of ``seq_len`` tokens, so that a compiled model gets
+            the shape that it was compiled for; None: one sample, as short as may be.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
@@ -47,10 +51,11 @@ def generate(
     draw = torch.Generator().manual_seed(key_of(seed, "generate") % 2**63)
     tokens = list(prompt)
     # where ranks share a sample, its length is that of training; what follows is not attended to
-    length = None if mesh.layout.world_size == mesh.layout.data_ranks else seq_len
+    is_split = mesh.layout.world_size != mesh.layout.data_ranks
+    length = seq_len if is_split or rows is not None else None
     for _ in range(num_tokens):
         window = tokens[-seq_len:]
-        batch = _batch(window, length or len(window), device)
+        batch = _batch(window, length or len(window), rows or 1, device)
         logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
         tokens.append(_next_token(possible(logits_V.cpu(), valid_ids), temperature, top_k, draw))
         if tokens[-1] in ends:  # all ranks draw the same
@@ -101,13 +106,16 @@ def _row(computation: LanguageModel, index: int) -> int | None:
     return local_tokens.index(index) if index in local_tokens else None
 
 
-def _batch(window: list[int], length: int, device: torch.device) -> MicroBatch:
-    tokens_BL = torch.zeros(1, length, dtype=torch.int64, device=device)
+def _batch(window: list[int], length: int, rows: int, device: torch.device) -> MicroBatch:
+    """A micro-batch whose first sample is the window; other rows are padding."""
+    tokens_BL = torch.zeros(rows, length, dtype=torch.int64, device=device)
     tokens_BL[0, : len(window)] = torch.tensor(window, device=device)
-    positions_BL = torch.arange(length, device=device)[None]
+    positions_BL = torch.arange(length, device=device).repeat(rows, 1)
+    samples_B = torch.full((rows,), -1, dtype=torch.int64, device=device)
+    samples_B[0] = 0
     return MicroBatch(
         fields={"tokens": tokens_BL, "targets": tokens_BL, "positions": positions_BL},
-        samples_B=torch.zeros(1, dtype=torch.int64, device=device),
+        samples_B=samples_B,
         work=len(window),
     )
 
@@ -125,21 +133,22 @@ class CausalLM(LanguageTask):
         """Takes the targets away that are not learnt."""
         return mask_untrained_targets if cls.columns_of(resolved) else identity_prepare
 
-    def sample(self, resolved: Resolved, mesh: Mesh, device: torch.device) -> str | None:
-        """Return a prompt of the recipe and the model's continuation, or its answer."""
+    def generate_text(
+        self, prompt: str, resolved: Resolved, mesh: Mesh, device: torch.device
+    ) -> GeneratedText:
+        """Return the model's continuation of a prompt; of chat data its answer."""
         recipe, data = resolved.recipe, resolved.data
-        if not recipe.task.generate_tokens:
-            return None
         assert isinstance(self.computation, LanguageModel)  # checked: a module has no logits
-        assert isinstance(recipe.data.seq_len, int)
+        assert isinstance(recipe.data.seq_len, int) and isinstance(recipe.optim.micro_batch, int)
         tokenizer = Tokenizer.from_file(str(Path(data.dir) / "tokenizer.json"))
-        prompt, is_asked = recipe.task.prompt, bool(self.columns_of(resolved))
+        is_asked = bool(self.columns_of(resolved))
         ends = frozenset[int]()
         if is_asked:
             try:
                 ids, ends = question(encoder_in(Path(data.dir)), prompt)
             except RenderError as error:
-                return f"no answer: the chat template does not take task.prompt by itself: {error}"
+                why = f"no answer: the chat template does not take the prompt by itself: {error}"
+                return GeneratedText(prompt, why, why)
         else:
             ids = prompt_ids(tokenizer, prompt, data.bos_token)
         continuation = generate(
@@ -154,13 +163,18 @@ class CausalLM(LanguageTask):
             mesh=mesh,
             device=device,
             ends=ends,
+            rows=recipe.optim.micro_batch if recipe.model.compile is True else None,
             valid_ids=[
                 each for each in tokenizer.get_vocab().values() if each < vocabulary(resolved)
             ],
         )
         if is_asked:
-            return f"{prompt}\n\n{tokenizer.decode(continuation).strip()}"
-        return str(tokenizer.decode([*ids, *continuation]))
+            answer = str(tokenizer.decode(continuation).strip())
+            return GeneratedText(prompt, answer, f"{prompt}\n\n{answer}")
+        begin, whole = (tokenizer.decode(each) for each in (ids, [*ids, *continuation]))
+        is_begun = whole.startswith(begin)
+        text = whole.removeprefix(begin) if is_begun else tokenizer.decode(continuation)
+        return GeneratedText(prompt, text, whole)
 
 
 def mask_untrained_targets(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare

@@ -47,7 +47,7 @@ _RESULT = (
 """Names of the report's numbers."""
 
 _LOST_EXIT_CODE = 255
-_PAUSES = ("evaluated", "checkpoint_started")
+_PAUSES = ("evaluated", "generated", "checkpoint_started")
 
 
 def read_attempt_metadata(run: RunDir, attempt: int) -> AttemptMetadata:

@@ -24,9 +24,11 @@ from shardyard.observe.metrics import StepTimes, log_samples
 from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.jsonl import EXPERT_LOAD, scores_of
+from shardyard.tasks.base import GeneratedText
 from shardyard.torch_private import compile_seconds
 from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import Evaluation, evaluate, evaluation_due
+from shardyard.train.generated_texts import generate_texts, generation_due, write_texts
 from shardyard.train.hooks import WorkerPhase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.optim import flip_bit, inject_nan
@@ -74,6 +76,8 @@ class Loop:
         self.drain = False
         self.target_met = self._is_target(training.progress.scores)
         self.blocked_s = 0.0
+        self.texts: tuple[int, list[GeneratedText]] = (-1, [])
+        """Step of the last generated texts, and these."""
         self.limit_reported = False
         shape = training.resolved.shape
         self.router_watch = RouterWatch(
@@ -115,11 +119,14 @@ class Loop:
         self.in_flight = launched
         step = self.progress.step
         evaluation_due = self._evaluation_due(step)
+        text_due = generation_due(
+            step, every=self.recipe.task.generate_every, is_evaluated=evaluation_due
+        )
         save_due = self.training.save_interval.is_due(step) or self.save_deferred
         kept = self.training.snapshots
         snapshot_due = kept is not None and kept.is_due(step)
         # Saves and evaluations depend on whether this very step was skipped, so it is read now.
-        if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
+        if launched.pending.is_ready or evaluation_due or text_due or save_due or snapshot_due:
             self._read_result()
         self.heartbeat.end_step()
         with self.profiles.outside_steps():
@@ -127,6 +134,8 @@ class Loop:
             # A save is a snapshot too, so the snapshot comes last.
             if evaluation_due:
                 self._evaluate()
+            if text_due:
+                self._generate()
             if save_due:
                 self._save()
             if snapshot_due:
@@ -324,6 +333,14 @@ class Loop:
         if is_best and self.recipe.checkpoint.keep_best:
             self._save()
         self.step_ended_at += seconds  # the next step's time does not count it
+
+    def _generate(self) -> None:
+        """Generate text from the weights of the step just done."""
+        started = self.clock.now()
+        self.texts = self.progress.step, generate_texts(self.training)
+        seconds = self.clock.now() - started
+        write_texts(self.training, self.texts[1], seconds=seconds)
+        self.step_ended_at += seconds
 
     def _scores(self, result: Evaluation, data: DatasetMetadata) -> dict[str, float]:
         """Metrics to report of the validation split of a dataset."""

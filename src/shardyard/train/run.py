@@ -9,6 +9,7 @@ from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
 from shardyard.rundir.jsonl import read_counted
 from shardyard.rundir.layout import RunDir
 from shardyard.train.errors import is_out_of_memory, out_of_memory
+from shardyard.train.generated_texts import generate_texts, write_texts
 from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.profile import Profiles
@@ -18,11 +19,17 @@ from shardyard.train.training import Training
 # The end of a whole run generates a sample, and writes the last facts for the report.
 
 
-def finish(training: Training, *, is_target_met: bool, is_out_of_patience: bool) -> None:
-    """Generate a sample if one was asked for, and report run_finished. All ranks call it."""
+def finish(training: Training, loop: Loop) -> None:
+    """Generate text if some was asked for, and report run_finished. All ranks call it."""
     started = time.monotonic()
+    of_step, texts = loop.texts
+    if of_step != training.progress.step:
+        texts = generate_texts(training)
+        write_texts(training, texts, seconds=None)
+    sample = texts[0].whole if texts else None
     with training.evaluation_weights():
-        sample = training.task.sample(training.resolved, training.mesh, training.device)
+        if sample is None:
+            sample = training.task.sample(training.resolved, training.mesh, training.device)
         predictions = training.task.predictions(training.resolved)
     # Collectives, so before the ranks that have nothing to write leave.
     peaks = training.gather(peak_memory_bytes(training.device))
@@ -44,8 +51,8 @@ def finish(training: Training, *, is_target_met: bool, is_out_of_patience: bool)
         sample=sample,
         temperature=None if sample is None else task.temperature,
         top_k=None if sample is None else task.top_k,
-        is_target_met=is_target_met,
-        is_out_of_patience=is_out_of_patience,
+        is_target_met=loop.target_met,
+        is_out_of_patience=loop.is_out_of_patience,
         peak_bytes_by_rank=peaks,
         reserved_bytes_by_rank=reserved,
         seconds=time.monotonic() - started,
@@ -70,11 +77,7 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
             began_t = loop.step_ended_at
             hooks.heartbeat.enter(WorkerPhase.FINISH)
             if outcome == FINISHED and is_last:
-                finish(
-                    training,
-                    is_target_met=loop.target_met,
-                    is_out_of_patience=loop.is_out_of_patience,
-                )
+                finish(training, loop)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

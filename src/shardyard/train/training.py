@@ -1,6 +1,6 @@
 """One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +105,11 @@ class Training:
             sink.close()
         if self.callbacks is not None:
             self.callbacks.close()
+
+    def write_texts(self, step: int, texts: Sequence[Mapping[str, str]]) -> None:
+        """Give generated texts to the sinks of this rank."""
+        for sink in self.sinks:
+            sink.write_texts(step, texts)
 
     def write_line(self, line: dict[str, Any]) -> None:
         """Give a line of metrics to the sinks and callbacks of this rank."""

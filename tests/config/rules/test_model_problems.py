@@ -23,6 +23,23 @@ WRONG = [
         "task.generate_tokens=8: a model that fills gaps does not continue text. Use 0.",
     ),
     (
+        ["task.generate_every=validation", "task.generate_tokens=0"],
+        'task.generate_every="validation" has no effect with task.generate_tokens=0, which '
+        "generates no text. Set task.generate_tokens=64, for example.",
+    ),
+    (
+        ["task.prompts=[a]", "task.generate_tokens=0"],
+        'task.prompts=["a"] has no effect with task.generate_tokens=0',
+    ),
+    (
+        ["task.prompts=[a]", "task.prompt=b", "task.generate_tokens=8"],
+        'task.prompt="b": task.prompt and task.prompts both name prompts. Keep task.prompts.',
+    ),
+    (
+        ["task.generate_every=validation", "task.generate_tokens=8", "data.eval_fraction=0"],
+        "data.eval_fraction=0 leaves no validation split, but task.generate_every needs an",
+    ),
+    (
         ["task.top_k=40"],
         "task.top_k=40 has no effect at temperature 0, where each token is the likeliest. "
         "Set task.temperature=0.8, or task.top_k=0.",

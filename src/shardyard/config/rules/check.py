@@ -4,6 +4,7 @@ One small function for each kind of problem; all are run, so that a user sees ev
 """
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Sequence
 
 from shardyard.config.cluster_choice import chosen_cluster, devices_of_node
@@ -399,6 +400,15 @@ def _generation(recipe: Recipe) -> Iterable[Problem]:
     if task.generate_tokens and not task_row(task.name).continues_text:
         text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
         yield Problem("task.generate_tokens", text)
+    wanted = {"task.generate_every": task.generate_every, "task.prompts": task.prompts}
+    for setting, value in wanted.items():
+        if value not in ("end", ()) and not task.generate_tokens:
+            shown = json.dumps(value, ensure_ascii=False)
+            text = f"={shown} has no effect with task.generate_tokens=0, which generates no text. "
+            yield Problem(setting, f"{text}Set task.generate_tokens=64, for example.")
+    if task.prompts and task.prompt != TaskSettings().prompt:
+        text = "task.prompt and task.prompts both name prompts. Keep task.prompts."
+        yield Problem("task.prompt", f"={json.dumps(task.prompt)}: {text}")
     if task.top_k and not task.temperature:
         text = f"={task.top_k} has no effect at temperature 0, where each token is the likeliest. "
         yield Problem("task.top_k", f"{text}Set task.temperature=0.8, or task.top_k=0.")
@@ -420,6 +430,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
     wants = {
         "task.eval_every_steps": task.eval_every_steps,
         "task.eval_every_epochs": task.eval_every_epochs,
+        "task.generate_every": task.generate_every == "validation" or None,
         "run.target": recipe.run.target,
         "run.patience": recipe.run.patience,
         "data.eval_sets": recipe.data.eval_sets or None,

@@ -42,7 +42,7 @@ MAPPINGS = frozenset(
 )  # fmt: skip
 """Settings whose keys are the user's own names."""
 
-_PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?|launch\.aws_batch\.user_data")
+_PROSE = re.compile(r"task\.prompts?|launch\.env(\..*)?|launch\.aws_batch\.user_data")
 """Texts that may have several lines; all others are names, paths and addresses."""
 
 _PART_BYTES = 255

@@ -33,7 +33,7 @@ _OF_TEXT = {
     ),
     "model": ("config", "module", "blocks", "new_embeddings", "router_aux_loss", "router_z_loss"),
     "memory": ("loss_chunk",),
-    "task": ("prompt", "generate_tokens"),
+    "task": ("prompt", "prompts", "generate_tokens", "generate_every"),
     "run": ("tokens",),
 }  # fmt: skip
 """Settings that do not apply to images, by their sections."""

@@ -168,9 +168,14 @@ class TaskSettings(OpenSection):
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
     """Epochs between validations, instead of task.eval_every_steps."""
     prompt: str = "def "
-    """Prompt for the text generated at the end of the run; for chat data, the user's message."""
+    """Prompt for the generated text; for chat data, the user's message."""
+    prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Several prompts instead of task.prompt."""
     generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Tokens to generate from the prompt at the end of the run. 0: none."""
+    """Tokens to generate from each prompt. 0: none."""
+    generate_every: Annotated[Count, Field(ge=1)] | Literal["validation", "end"] = "end"
+    """When to generate: every so many steps, at each validation, or only at the end of the run,
+    which always does."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Sampling temperature of the generated text. 0: greedy."""
     top_k: Annotated[int, Field(ge=0)] = 0

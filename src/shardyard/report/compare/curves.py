@@ -158,7 +158,8 @@ def _ends(record: RunRecord) -> dict[_Key, float]:
 
 def _fill_ends(attempt: AttemptRecord, generation: int, ends: dict[_Key, float]) -> None:
     first = {e.get("step"): e for e in attempt.all("first_step", generation)}
-    pauses = [*attempt.all("evaluated", generation), *attempt.all("checkpoint_started", generation)]
+    kinds = ("evaluated", "generated", "checkpoint_started")
+    pauses = [event for kind in kinds for event in attempt.all(kind, generation)]
     after: dict[object, float] = {}
     for event in pauses:
         after[event.get("step")] = max(after.get(event.get("step"), 0.0), event["t"])

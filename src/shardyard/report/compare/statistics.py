@@ -307,7 +307,8 @@ def _evaluating(record: RunRecord) -> set[int]:
     """Steps before and after an evaluation: it empties what the next ones had prepared."""
     at = [
         event["step"]
-        for event in record.counted_events("evaluated")
+        for kind in ("evaluated", "generated")
+        for event in record.counted_events(kind)
         if event.get("step") is not None
     ]
     return {step for each in at for step in (each, each + 1)}

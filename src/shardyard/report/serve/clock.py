@@ -18,7 +18,7 @@ class StepClock:
 
     _KINDS = (
         "checkpoint_loaded", "snapshot_restored", "model_ready", "first_step", "evaluated",
-        "checkpoint_started",
+        "generated", "checkpoint_started",
     )  # fmt: skip
 
     def __init__(self, run: RunDir) -> None:
