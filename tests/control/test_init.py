@@ -374,6 +374,9 @@ def test_chat_rows_are_recognised_by_their_keys(tmp_path: Path) -> None:
     assert draft.overrides[-3:] == (
         "task.name=preference", "data.format=preference_pairs", "data.chat_template=chatml",
     )  # fmt: skip
-    chats.write_text('{"text": "a"}\n')
+    chats.write_text('{"input_ids": [1, 2]}\n')
+    draft = with_data(with_model(blank(), "llama-tiny"), str(chats))
+    assert draft.overrides[-1] == "data.format=token_ids"
+    chats.write_text('{"text": "a", "tokens": [1]}\n')
     draft = with_data(with_model(blank(), "llama-tiny"), str(chats))
     assert draft.overrides[-1] == f"data.source={chats}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.data_choices import PREFERENCE_KEYS, chat_rows_of
+from shardyard.config.data_choices import ID_KEYS, PREFERENCE_KEYS, chat_rows_of
 from shardyard.config.model.source import config_content, model_folder, read_shape
 from shardyard.config.paths import check_existing_paths, check_mounted_paths, path_exists
 from shardyard.config.resolve import PartialResolution
@@ -212,6 +212,8 @@ def with_data(draft: RecipeDraft, answer: str) -> RecipeDraft:
     draft = draft.with_settings(f"data.source={source}")
     keys = _keys_of_first_row(source)
     is_pair = {*PREFERENCE_KEYS} <= {*keys}
+    if {*ID_KEYS} & {*keys} and Data().text_key not in keys:
+        return draft.with_settings("data.format=token_ids")
     if not (is_pair or chat_rows_of(keys)) or draft.recipe.task.name != tasks_of(is_causal=True)[0]:
         return draft
     template = () if _has_chat_template(draft.recipe) else ("data.chat_template=chatml",)
