@@ -17,7 +17,7 @@ from types import FrameType
 from typing import IO
 
 from shardyard.drill.scene import TaggedProcesses
-from shardyard.elastic.drain import signal_at_parent_death
+from shardyard.own_processes import signal_at_parent_death
 
 _MARK = "SHARDYARD_BENCHMARK"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -208,9 +208,9 @@ def _work(run_dir: str, rank: int, port: int, orders: Connection) -> None:
     """A process: get ready, then be a rank of one generation after the other."""
     import torch.distributed as dist
 
-    from shardyard.elastic.drain import signal_at_parent_death
     from shardyard.elastic.warm_up import warm_up
     from shardyard.elastic.worker import take_device
+    from shardyard.own_processes import signal_at_parent_death
     from shardyard.train.hooks import Hooks
     from shardyard.train.run import train
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 ISOLATED = ("-P", "-m")
 """Options before the name of a module; processes that it starts by ``multiprocessing`` have them
@@ -87,3 +88,29 @@ def signals_as_exceptions() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+def end_with(parent_pid: int) -> None:
+    """Make this process end at once when its parent does: neither is useful without the other."""
+    signal_at_parent_death(signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it ended before the kernel knew of the wish
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def signal_at_parent_death(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends (Linux)."""
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    _prctl(pr_set_pdeathsig, number)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps` and `top` show for this process, at most 15 letters (Linux)."""
+    pr_set_name = 15  # linux/prctl.h
+    _prctl(pr_set_name, name.encode())
+
+
+def _prctl(option: int, argument: Any) -> None:
+    import ctypes  # not above: few verbs need it
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from shardyard.control.evaluate import BUILTIN_TASKS, evaluate_model, table
 from shardyard.errors import RequestError
 from shardyard.evaluation.run import _parse, evaluate_folder
 from shardyard.evaluation.task_file import builtin_tasks, find_tasks
+from tests.cli.test_chat import is_running
+from tests.elastic.agents import wait_until
 from tests.hub import saved_llama
 
 REFERENCE = json.loads((RESULTS / "cpu-2core" / "lm-eval-scores-20261130.json").read_text())
@@ -126,3 +130,34 @@ def test_a_model_too_large_for_a_process_is_rejected(
     monkeypatch.setattr("shardyard.evaluation.language_model.free_memory_bytes", lambda _: 1000)
     with pytest.raises(RequestError, match=r"need .* and 1000 B are free.*--processes 1, --dtype"):
         evaluated(folder, "--processes", "2")
+
+
+_WORKER = """
+import os, sys, time
+from pathlib import Path
+from shardyard.evaluation import worker
+def read_work(folder):
+    (Path(folder) / f"pid-{sys.argv[2]}").write_text(str(os.getpid()))
+    time.sleep(600)
+worker.read_work = read_work
+worker.main(sys.argv[1:])
+"""
+_PARENT = """
+import sys
+from pathlib import Path
+from shardyard.evaluation import run
+run.python_program = lambda module, *words: [sys.executable, "-c", sys.argv[2], *words]
+run._run_workers(2, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.heavy
+def test_the_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, str(tmp_path), _WORKER])
+    try:
+        wait_until(lambda: len([*tmp_path.glob("pid-*")]) == 2)
+        pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), timeout_s=60)

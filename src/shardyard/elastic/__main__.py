@@ -25,7 +25,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.secrets import without_secret_variables
 from shardyard.data.in_use import InUse
 from shardyard.elastic import forkserver
-from shardyard.elastic.drain import DrainRequest, end_with
+from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.forkserver import (
     gc_paused,
     skip_shape_inference,
@@ -36,6 +36,7 @@ from shardyard.foreign_variables import enable_expandable_segments, remove_for_a
 from shardyard.io.files import make_folder
 from shardyard.io.sanitize import log_line
 from shardyard.observe.exporter import RunReader, serve_metrics
+from shardyard.own_processes import end_with
 from shardyard.rundir.attempt_files import read_resolved, read_store_location
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease

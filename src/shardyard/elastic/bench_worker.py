@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
 
-from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous.c10d import connect_store, serve_store
 from shardyard.errors import ShardyardError
 from shardyard.hardware.network_counters import sent_bytes, sent_since
@@ -34,6 +33,7 @@ from shardyard.network_interface import (
     is_loopback,
     worker_variables,
 )
+from shardyard.own_processes import signal_at_parent_death
 from shardyard.parallel.collectives import all_gather_into, reduce_scatter_into
 from shardyard.parallel.device import (
     available_device,

@@ -5,15 +5,13 @@ it may send several, directly and through the node's program. SIGHUP only ever a
 sends it when the command line that started this agent is killed.
 """
 
-import ctypes
 import os
 import signal
-import sys
 import time
 from types import FrameType
-from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
+from shardyard.own_processes import signal_at_parent_death
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECOND_SIGNAL_AFTER_S = 0.5
@@ -83,27 +81,3 @@ class DrainRequest:
             self.signal = signal.Signals(number)
         elif not self._ignore_repeats and number != signal.SIGHUP:
             self._insisted |= now_s - self._since_s > _SECOND_SIGNAL_AFTER_S
-
-
-def end_with(parent_pid: int) -> None:
-    """Make this process end at once when its parent does: neither is useful without the other."""
-    signal_at_parent_death(signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it ended before the kernel knew of the wish
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def signal_at_parent_death(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends (Linux)."""
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    _prctl(pr_set_pdeathsig, number)
-
-
-def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show for this process, at most 15 letters (Linux)."""
-    pr_set_name = 15  # linux/prctl.h
-    _prctl(pr_set_name, ctypes.c_char_p(name.encode()))
-
-
-def _prctl(option: int, argument: Any) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)

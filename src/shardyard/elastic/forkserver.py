@@ -24,9 +24,9 @@ from typing import Any
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import withheld
 from shardyard.config.tasks import TASKS
-from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.errors import StorageError
 from shardyard.io.files import close_locked, take_lock
+from shardyard.own_processes import signal_at_parent_death
 
 # The garbage collector is paused during imports. Modules are no garbage, and every search has more
 # of them to visit. The searches take a tenth of a fork server's import time (benchmarks/README.md).

@@ -18,8 +18,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, start_processes
 
 from shardyard.config.resolved import Resolved
-from shardyard.elastic.drain import name_process
 from shardyard.elastic.worker import die_with_agent, take_device
+from shardyard.own_processes import name_process
 from shardyard.rundir.attempt_files import read_resolved
 
 _METHOD = "forkserver"

@@ -25,7 +25,6 @@ import torch.distributed as dist
 
 from shardyard.config.schema.recipe import Recipe
 from shardyard.control_groups import usable_cores
-from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.heartbeat import own_heartbeat
 from shardyard.elastic.process_inspection import dump_on_signal
 from shardyard.elastic.rendezvous.c10d import worker_store
@@ -33,6 +32,7 @@ from shardyard.elastic.seal import Seal, seal_objects
 from shardyard.elastic.shared_memory import attach, translate_semaphore_errors
 from shardyard.errors import LostNodeError, LostRankError, ShardyardError, StorageError
 from shardyard.io.files import make_folder, read_json_object
+from shardyard.own_processes import signal_at_parent_death
 from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.attempt_files import read_resolved, run_secret
 from shardyard.rundir.jsonl import EventWriter

@@ -7,6 +7,7 @@ does, with adapters merged. Each process has the whole model and answers its sha
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -220,7 +221,8 @@ def _run_workers(number: int, folder: Path) -> None:
     running: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for rank in range(number):
-            command = python_program("shardyard.evaluation.worker", str(folder), str(rank))
+            work = (str(folder), str(rank), str(os.getpid()))
+            command = python_program("shardyard.evaluation.worker", *work)
             running[rank] = subprocess.Popen(command)
         while running:
             for rank, process in list(running.items()):

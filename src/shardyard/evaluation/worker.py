@@ -1,7 +1,7 @@
 """One process of an evaluation: answers its share of the batches with the model on its device.
 
-Run as a program: ``python -m shardyard.evaluation.worker FOLDER RANK``. The folder has the work as
-JSON; the answers, or the error, are written there.
+Run as a program: ``python -m shardyard.evaluation.worker FOLDER RANK PARENT``. The folder has the
+work as JSON; the answers, or the error, are written there. It ends with the process PARENT.
 """
 
 import json
@@ -23,6 +23,7 @@ from shardyard.evaluation.language_model import (
 )
 from shardyard.evaluation.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.io.files import read_json_object
+from shardyard.own_processes import end_with
 
 WORK, ANSWERS = "work.json", "answers-{}.json"
 _MOST_BYTES = 2**33
@@ -116,6 +117,7 @@ def read_answers(folder: Path, rank: int) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     """Answer a share; returns the exit code."""
     folder, rank = Path(argv[0]), int(argv[1])
+    end_with(int(argv[2]))
     try:
         answers, dtype = answer_share(read_work(folder), rank)
     except ShardyardError as error:
