@@ -1,6 +1,7 @@
 """A model folder is inspected before a plan, a launch or a training, whatever asks for it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from shardyard.config.model.source import read_shape
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.control.request import Request
 from shardyard.errors import RecipeError, RequestError
+from shardyard.families.presets import PRESETS
 from tests.config.test_weight_files import POINTER
+from tests.families.random_models import theirs
 from tests.hub import saved_llama
 
 
@@ -105,3 +108,22 @@ def test_another_head_than_the_table_unties_the_request(llama: Path) -> None:
     save_file(weights, llama / "model.safetensors")
     request = Request.read([f"model.path={llama}"])
     assert request.shape is not None and request.shape.tie_word_embeddings
+
+
+def test_adapters_leave_no_pooler_random(tmp_path: Path) -> None:
+    shape = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
+    folder = tmp_path / "bert"
+    theirs(shape).save_pretrained(folder)  # of hidden tokens: without a pooler
+    labelled = replace(shape, label_head="samples", num_labels=2, tie_word_embeddings=False)
+
+    def inspect_with(**lora: Any) -> None:
+        model = {"path": str(folder), "lora": lora}
+        data = {"tokenizer": "train", "tokenizer_kind": "wordpiece"}
+        task = {"name": "sequence_classification"}
+        recipe = Recipe.model_validate({"model": model, "data": data, "task": task})
+        inspect_folder(recipe, folder, labelled)
+
+    inspect_with()
+    inspect_with(rank=4, modules_to_save=["pooler"])
+    with pytest.raises(RecipeError, match=r"no bert\.pooler\.dense.*save=\[classifier, pooler\]"):
+        inspect_with(rank=4, modules_to_save=["classifier"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,16 @@ def test_tensors_of_an_adapter_are_compared_by_name_and_shape(tmp_path: Path) ->
     assert "lacks model.layers.0.self_attn.k_proj.lora_A.weight" in wider[0]
     less = adapter_errors(shape, lora.model_copy(update={"targets": ("k_proj",)}))
     assert f"has {q}" in less[0] and "model.lora.targets" in less[0]
+
+
+def test_labels_of_an_adapter_are_compared_once_those_of_the_data_are_known(tmp_path: Path) -> None:
+    shape = replace(PRESETS["llama-tiny"].shape, label_head="samples", num_labels=3)
+    lora = Lora(rank=4, targets=("q_proj",), path=str(tmp_path))
+    sizes = adapter_shapes_of(shape, lora)
+    save_file({f"{PREFIX}{name}": torch.zeros(size) for name, size in sizes.items()},
+              tmp_path / WEIGHTS)  # fmt: skip
+    assert adapter_errors(shape, lora) == []
+    other = replace(shape, num_labels=2)
+    assert adapter_errors(other, lora, knows_labels=False) == []
+    (found,) = adapter_errors(other, lora)
+    assert "has a head over 3 labels, and the data has 2. Name those of the adapter in " in found

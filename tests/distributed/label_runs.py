@@ -160,7 +160,7 @@ def transformers_model(training: Training) -> PreTrainedModel:
     config = hf_config(shape)
     if shape.family.token_types is None:
         config.pad_token_id = 0
-    model: PreTrainedModel = _auto_class(shape).from_config(config, attn_implementation="eager")
+    model: PreTrainedModel = auto_class(shape).from_config(config, attn_implementation="eager")
     weights = {
         name.removeprefix("model."): whole_of(tensor).clone()
         for name, tensor in training.tensors.items()
@@ -230,14 +230,15 @@ def loss_of_transformers_on_export(run_dir: RunDir, to: Path) -> float:
     source, shape = training.eval_source, require_shape(resolved.shape)
     assert source is not None
     batch = source.micro_batch(range(source.num_samples), source.num_samples)
-    model = _auto_class(shape).from_pretrained(to, attn_implementation="eager").eval()
+    model = auto_class(shape).from_pretrained(to, attn_implementation="eager").eval()
     with torch.no_grad():
         loss = float(model(**as_transformers_reads(batch, training)).loss)
     training.close()
     return loss
 
 
-def _auto_class(shape: ModelShape) -> Any:
+def auto_class(shape: ModelShape) -> Any:
+    """Return the class of transformers that opens a model with such labels."""
     of_tokens = shape.label_head == "tokens"
     return AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
 

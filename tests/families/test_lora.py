@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from shardyard.config.schema.recipe import Lora, Model
+from shardyard.families.dimensions import Labelled
 from shardyard.families.lora import (
     is_adapter,
     lora_target_errors,
     peft_targets,
     scale_of,
     targets_of,
+    trained_module_errors,
+    trained_modules,
 )
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
@@ -126,3 +129,50 @@ def test_adapters_of_matrices_that_files_fuse_are_refused() -> None:
     (found,) = lora_target_errors(shape, [])
     assert "are left open, which means self_attn.q_proj, self_attn.k_proj" in str(found)
     assert lora_target_errors(shape, ["o_proj", "down_proj"]) == []
+
+
+POOLER = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+CLASSIFIER = {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "labelled", "patterns", "names"),
+    [
+        ("llama-tiny", "samples", (), {"score.weight"}),
+        ("llama-tiny", "tokens", ("classifier", "score"), {"score.weight", "score.bias"}),
+        ("bert-tiny", "samples", (), CLASSIFIER),
+        ("bert-tiny", "samples", ("classifier", "score", "pooler"), CLASSIFIER | POOLER),
+        ("bert-tiny", "samples", ("bert.pooler.dense",), CLASSIFIER | POOLER),
+        ("bert-tiny", "tokens", ("score",), CLASSIFIER),
+        ("gpt2-tiny", "tokens", (), CLASSIFIER),
+    ],
+)
+def test_a_head_over_labels_is_trained_next_to_adapters(
+    preset: str, labelled: Labelled, patterns: tuple[str, ...], names: set[str]
+) -> None:
+    shape = replace(
+        _shape(preset), label_head=labelled, num_labels=3, tie_word_embeddings=False,
+        judges_pairs=False,
+    )  # fmt: skip
+    assert trained_modules(shape, patterns).keys() == names
+    assert trained_module_errors(shape, patterns) == []
+    model, lora = build_on_meta(shape), Lora(rank=2, modules_to_save=patterns)
+    freeze_base(model, storage_dtype=torch.float32, trained=names)
+    add_adapters(model, shape, lora)
+    trained = trained_of(shape, Model(lora=lora))
+    assert trained is not None
+    learnt = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert trained.parameters == learnt
+    (wrong,) = trained_module_errors(shape, ["poller"])
+    assert "'poller' names no module outside of the blocks. Name some of: " in str(wrong)
+
+
+def test_a_frozen_pooler_is_counted_as_such() -> None:
+    shape = replace(
+        _shape("bert-tiny"), label_head="samples", num_labels=3, tie_word_embeddings=False
+    )
+    for frozen, trained in (("bert.encoder", POOLER), ("bert", set())):
+        found = trained_of(shape, Model(frozen=(frozen,)))
+        assert found is not None
+        width = shape.hidden_size
+        assert sum(found.after) == (width * width + width if trained else 0)

@@ -32,6 +32,7 @@ from shardyard.checkpoint.export_formats import (
     InferenceTensors,
     Merged,
     adapter_shapes,
+    adapter_warnings,
     check_adapters_nonzero,
     has_adapters,
     image_export_files,
@@ -181,14 +182,17 @@ def plan_export(
     if form != "weights":
         # Last, as it reads tensors: the checks above need the files' headers only.
         check_adapters_nonzero(checkpoint_dir, wanted)
+    find = find_export_files if resolved.network is None else image_export_files
+    extra = find(resolved)
+    if form == "adapter":
+        warnings = (*extra.warnings, *adapter_warnings(resolved, extra.config))
+        extra = replace(extra, warnings=warnings)
     return ExportPlan(
         checkpoint=checkpoint_dir,
         to=to,
         dtype=chosen_dtype,
         files=files,
-        extra_files=find_export_files(resolved)
-        if resolved.network is None
-        else image_export_files(resolved),
+        extra_files=extra,
         form=form,
     )
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Container, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Size, Tensor, nn
@@ -232,7 +232,7 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
     targets = chain.from_iterable(targets_of(shape, lora.targets).values())
     content: dict[str, Any] = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if shape.is_causal else None,
+        "task_type": _peft_task(shape),
         "base_model_name_or_path": model.hub or model.path,
         "revision": resolved.model_commit,
         "inference_mode": True,
@@ -251,6 +251,36 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
         content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in trained})
         content["ensure_weight_tying"] = shape.tie_word_embeddings
     (folder / ADAPTER).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _peft_task(shape: ModelShape) -> str | None:
+    """Return PEFT's name of what a model does. None: it has none for a masked language model."""
+    match shape.label_head:
+        case "samples":
+            return "SEQ_CLS"
+        case "tokens":
+            return "TOKEN_CLS"
+        case None:
+            return "CAUSAL_LM" if shape.is_causal else None
+        case _:
+            assert_never(shape.label_head)
+
+
+def adapter_warnings(resolved: Resolved, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Say how PEFT opens an adapter whose head is over other labels than its base's.
+
+    Args:
+        config: The base's config.json.
+    """
+    shape = _shape(resolved)
+    labels_of_base = len((config or {}).get("id2label") or ("LABEL_0", "LABEL_1"))
+    if shape.label_head is None or config is None or labels_of_base == shape.num_labels:
+        return ()
+    return (
+        f"the head has {shape.num_labels} labels, and config.json of the base says "
+        f"{labels_of_base}. Open the adapter with from_pretrained(FOLDER, num_labels="
+        f"{shape.num_labels}).",
+    )
 
 
 # --- merged weights -------------------------------------------------------------------------------
@@ -274,6 +304,7 @@ class Merged:
         self._scale = scale_of(rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
         self._adapters = adapter_shapes(resolved).keys()
         self._model = build_on_meta(_shape(resolved))
+        self._family = _shape(resolved).family
         self._read = read
 
     def __call__(self, name: str) -> Tensor:
@@ -285,8 +316,9 @@ class Merged:
         swap: Callable[..., None] = swap_tensors
         swap(param, filled)  # only what has storage is filled
         fill_weights(
-            self._model, folder=self._folder, seed=self._seed, new_embeddings=self._new_embeddings
-        )
+            self._model, folder=self._folder, seed=self._seed, family=self._family,
+            new_embeddings=self._new_embeddings,
+        )  # fmt: skip
         swap(param, filled)
         weight = filled.detach()
         module = name.removesuffix(".weight")

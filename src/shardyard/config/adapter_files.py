@@ -116,12 +116,17 @@ def adapter_shapes_of(shape: ModelShape, lora: Lora) -> dict[str, tuple[int, ...
     return found
 
 
-def adapter_errors(shape: ModelShape, lora: Lora) -> list[str]:
-    """Say how the tensors of ``model.lora.path`` differ from those that the recipe asks for."""
-    return list(_errors(Path(str(lora.path)), shape, lora))
+def adapter_errors(shape: ModelShape, lora: Lora, *, knows_labels: bool = True) -> list[str]:
+    """Say how the tensors of ``model.lora.path`` differ from those that the recipe asks for.
+
+    Args:
+        knows_labels: Whether the shape has the number of labels of the data; else the rows of a
+            head over labels are not compared.
+    """
+    return list(_errors(Path(str(lora.path)), shape, lora, knows_labels=knows_labels))
 
 
-def _errors(folder: Path, shape: ModelShape, lora: Lora) -> Iterator[str]:
+def _errors(folder: Path, shape: ModelShape, lora: Lora, *, knows_labels: bool) -> Iterator[str]:
     file = folder / WEIGHTS
     try:
         stored = {name.removeprefix(PREFIX): each for name, each in read_header(file).items()}
@@ -137,17 +142,26 @@ def _errors(folder: Path, shape: ModelShape, lora: Lora) -> Iterator[str]:
     wanted = adapter_shapes_of(shape, lora)
     lacking = sorted(wanted.keys() - stored.keys())
     surplus = sorted(stored.keys() - wanted.keys() - {*(tied_head(shape, wanted) or ())})
-    differing = [
-        f"{name} has {list(stored[name].shape)}, not {list(size)}"
+    differing = {
+        name: f"{name} has {list(stored[name].shape)}, not {list(size)}"
         for name, size in wanted.items()
         if name in stored and stored[name].shape != size
-    ]
+    }
     merge = "or merge it into its base, give that in model.path, and leave model.lora.path out"
+    if shape.label_head is not None:
+        head = f"{shape.family.head.module}."
+        other = [name for name in differing if name.startswith(head)]
+        differing = {name: text for name, text in differing.items() if name not in other}
+        if other and knows_labels:
+            yield (
+                f"={folder} has a head over {stored[other[0]].shape[0]} labels, and the data has "
+                f"{shape.num_labels}. Name those of the adapter in data.labels, {merge}."
+            )
     if differing:
         yield (
             f"={folder} has {len(differing):,} matrices of another shape than this model with "
-            f"model.lora.rank={lora.rank}: {format_names(differing)}. Use the rank and the base "
-            f"that the adapter was trained with, {merge}."
+            f"model.lora.rank={lora.rank}: {format_names(list(differing.values()))}. Use the rank "
+            f"and the base that the adapter was trained with, {merge}."
         )
     if lacking or surplus:
         parts = [f"lacks {format_names(lacking)}"] if lacking else []

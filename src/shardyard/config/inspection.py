@@ -5,17 +5,21 @@ would otherwise show as a run that trains another model. Needs no torch and read
 the head of a tied model.
 """
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.model.source import has_tokenizer
-from shardyard.config.schema.recipe import Recipe
+from shardyard.config.schema.recipe import Lora, Recipe
 from shardyard.config.tasks import task_row
 from shardyard.config.weight_files import has_weight_files, read_weight_files
 from shardyard.config.weights_match import Match, match_weights
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.families.file_tensors import stored_names
+from shardyard.families.lora import trained_modules
 from shardyard.families.shape import ModelShape
 from shardyard.file_faults import content_error
+from shardyard.io.digests import StoredTensor
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _OLDER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json")
@@ -57,9 +61,27 @@ def inspect_folder(
             match = None if shape is None else match_weights(folder, stored, shape)
             problems = () if match is None else match.errors
             found += [Problem(setting, problem) for problem in problems]
+            if match is not None:
+                found += _random_pooler(recipe.model.lora, folder, stored, match.shape)
     if found:
         raise RecipeError(found)
     return match
+
+
+def _random_pooler(
+    lora: Lora, folder: Path, stored: Mapping[str, StoredTensor], shape: ModelShape
+) -> Iterator[Problem]:
+    """A pooler that the folder lacks, and that adapters would leave random."""
+    row = shape.family.pooler
+    if lora.rank is None or shape.label_head is None or row is None:
+        return
+    name, pooler = f"{row.module}.{row.parameter}", row.module.split(".")[-2]
+    is_stored = name in stored_names(stored, (name,), shape.family)
+    if not is_stored and name not in trained_modules(shape, lora.modules_to_save):
+        saved = ", ".join((*lora.modules_to_save, pooler))
+        text = f": {folder} has no {row.module}, which would begin at random and stay so. Train it "
+        text += f"next to the adapters: model.lora.modules_to_save=[{saved}]."
+        yield Problem("model.lora.modules_to_save", text)
 
 
 def tokenizer_notes(recipe: Recipe, folder: Path | None) -> list[str]:

@@ -227,7 +227,7 @@ class Request:
             has_weights = folder is not None and has_weight_files(folder)
             _raise_if_any(check_image_size(anchored, network, folder if has_weights else None))
         growth = _growth(anchored, shape if match is None else match.shape, folder)
-        _raise_if_any(_adapter_problems(model, growth.shape))
+        _raise_if_any(_adapter_problems(model, growth.shape, knows_labels=False))
         request = Request(
             recipe=anchored,
             as_written=recipe,
@@ -352,6 +352,9 @@ class Request:
             match = inspect_folder(kept, self.model_dir, shape)
         own = shape if match is None else match.shape
         growth = _growth(self.recipe, own, self.model_dir, data)
+        if previous is None:
+            found = _adapter_problems(self.recipe.model, growth.shape, knows_labels=True)
+            _raise_if_any(found)
         if growth.note and not self.growth_note:
             info(f"note: {growth.note}")
         return resolve(
@@ -507,7 +510,9 @@ def _reported_with(missing: list[Problem]) -> Iterator[None]:
         raise error.with_problems(missing) from None
 
 
-def _adapter_problems(model: Model, shape: ModelShape | None) -> list[Problem]:
+def _adapter_problems(
+    model: Model, shape: ModelShape | None, *, knows_labels: bool
+) -> list[Problem]:
     """Compare the adapter that is continued with the model, where this machine has both."""
     lora = model.lora
     if lora.path is None or lora.rank is None or shape is None or not Path(lora.path).is_dir():
@@ -516,7 +521,8 @@ def _adapter_problems(model: Model, shape: ModelShape | None) -> list[Problem]:
         shape, lora.modules_to_save
     ):
         return []  # found by the check of the model
-    return [Problem("model.lora.path", text) for text in adapter_errors(shape, lora)]
+    errors = adapter_errors(shape, lora, knows_labels=knows_labels)
+    return [Problem("model.lora.path", text) for text in errors]
 
 
 def _growth(

@@ -21,6 +21,8 @@ from shardyard.families.trainable import is_frozen, parameters_of
 SETTING = "model.lora.targets"
 A, B = "lora_A", "lora_B"
 """Names of an adapter's two matrices inside of its target, as PEFT calls them."""
+LABEL_HEADS = ("classifier", "score")
+"""Heads over labels that PEFT trains. Source: ``PeftModelForSequenceClassification``, 0.21."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,42 @@ def targets_of(shape: ModelShape, patterns: Sequence[str]) -> dict[int, list[Lor
 def trained_modules(shape: ModelShape, patterns: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the parameters that are trained next to the adapters, by name, with their shapes.
 
+    A head over labels always is.
+
     Args:
         patterns: ``model.lora.modules_to_save``: names from the top of the model, or their ends. A
             tied head is the table of tokens.
     """
-    if not patterns:
+    has_labels = shape.label_head is not None
+    if not patterns and not has_labels:
         return {}
     family, sizes = shape.family, parameter_shapes(shape)
-    rows = [family.embedding, family.norm, family.head]
-    names = {f"{row.module}.{kind}": row for row in rows for kind in ("weight", "bias")}
+    rows = [
+        row
+        for row in _outside_blocks(shape)
+        if _is_saved(row, patterns) or (has_labels and row is family.head)
+    ]
     table = f"{family.embedding.module}.weight"
     found = {
         table if name not in sizes and shape.tie_word_embeddings else name
-        for name, row in names.items()
-        if _is_named("", row.module, patterns)
+        for name in (f"{row.module}.{kind}" for row in rows for kind in ("weight", "bias"))
     }
     return {name: sizes[name] for name in sizes if name in found}
+
+
+def _outside_blocks(shape: ModelShape) -> list[ModuleSpec]:
+    """Return the rows outside of the blocks that can be trained next to adapters."""
+    family = shape.family
+    pooler = None if shape.label_head is None else family.pooler
+    rows = (family.embedding, family.norm, family.head, pooler)
+    return [row for row in rows if row is not None and row.is_built]
+
+
+def _is_saved(row: ModuleSpec, patterns: Sequence[str]) -> bool:
+    """Whether patterns name a row outside of the blocks, or a pooler, which holds one layer."""
+    pooler, _, layer = row.module.rpartition(".")
+    is_pooler = layer == "dense" and _is_named("", pooler, patterns)
+    return is_pooler or _is_named("", row.module, patterns)
 
 
 def tied_head(shape: ModelShape, trained: Container[str]) -> tuple[str, str] | None:
@@ -105,14 +127,16 @@ def tied_head(shape: ModelShape, trained: Container[str]) -> tuple[str, str] | N
 
 def trained_module_errors(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]:
     """List patterns of ``model.lora.modules_to_save`` that name no module outside of the blocks."""
-    family = shape.family
-    known = [row.module for row in (family.embedding, family.norm, family.head)]
+    family, rows = shape.family, _outside_blocks(shape)
+    known = [row.module for row in rows]
     setting, found = "model.lora.modules_to_save", []
     if patterns and family.end is not None:
         text = f"={', '.join(patterns)}: a {shape.model_type} trains only adapters. Leave it out."
         return [Problem(setting, text)]
     for pattern in patterns:
-        if not trained_modules(shape, [pattern]):
+        if shape.label_head is not None and pattern in LABEL_HEADS:
+            continue  # PEFT lists both names, whichever the model has
+        if not any(_is_saved(row, [pattern]) for row in rows):
             text = f"={pattern!r} names no module outside of the blocks. Name some of: "
             found.append(Problem(setting, f"{text}{', '.join(known)}."))
     return found

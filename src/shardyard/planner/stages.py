@@ -102,7 +102,8 @@ def stage_trained(w: Workload, rank: int) -> StageTrained | None:
     # A tied table is needed at both ends of a pipeline, and each of the two ranks trains its copy.
     tables = [trained.table] if first or (last and trained.is_tied) else []
     tables += [trained.head] if last else []
-    ends = [*tables, *([trained.before] if first else []), *([trained.norm] if last else [])]
+    ends = [*tables, *([trained.before] if first else [])]
+    ends += [trained.norm, trained.after] if last else []
     return StageTrained(
         elements=sum(each.on_rank(layout) for each in (*blocks, *ends)),
         block=max(each.on_rank(layout) for each in blocks),

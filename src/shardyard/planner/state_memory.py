@@ -270,7 +270,8 @@ def trained_outside(recipe: Recipe, model: ModelShape | ImageNetwork) -> int:
     trained = trained_of(model, recipe.model)
     if trained is None:
         return model.tables * model.table_parameters + sum(model.small_parameters)
-    return sum(sum(each) for each in (trained.table, trained.before, trained.norm, trained.head))
+    ends = (trained.table, trained.before, trained.norm, trained.head, trained.after)
+    return sum(sum(each) for each in ends)
 
 
 def trained_and_frozen(recipe: Recipe, model: ModelShape | ImageNetwork) -> tuple[int, int]:

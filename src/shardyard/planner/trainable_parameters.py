@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shardyard.config.layout import Layout
 from shardyard.config.schema.recipe import Lora, Model
-from shardyard.families.family import ModuleSpec
+from shardyard.families.family import Family, ModuleSpec
 from shardyard.families.lora import targets_of, trained_modules
 from shardyard.families.shape import ModelShape
 from shardyard.families.trainable import is_frozen
@@ -65,6 +65,8 @@ class TrainableElements:
     norm: Elements
     head: Elements
     """0 where it is the table."""
+    after: Elements
+    """Other parameters after the blocks: of a pooler, and a head for pairs."""
     is_tied: bool
     products: tuple[float, ...]
     """Share of each block's matrix products whose matrix is trained, by elements."""
@@ -81,7 +83,7 @@ class TrainableElements:
     @property
     def parameters(self) -> int:
         """All that is trained."""
-        ends = (self.table, self.before, self.norm, self.head)
+        ends = (self.table, self.before, self.norm, self.head, self.after)
         return sum(sum(each) for each in (*self.blocks, *ends))
 
     @property
@@ -100,7 +102,7 @@ class TrainableElements:
     @property
     def passes_head(self) -> bool:
         """Whether anything beneath the head needs a gradient."""
-        return self.lowest < len(self.blocks) or any(self.norm)
+        return self.lowest < len(self.blocks) or any(self.norm) or any(self.after)
 
 
 class BackwardShares(NamedTuple):
@@ -152,6 +154,7 @@ def trainable_after_freezing(shape: ModelShape, frozen: Sequence[str]) -> Traina
         before=_elements(shape, others, "", frozen),
         norm=_elements(shape, [family.norm], "", frozen),
         head=nothing if is_tied else _elements(shape, [family.head], "", frozen),
+        after=_elements(shape, _others_after(family), "", frozen),
         is_tied=is_tied,
         products=tuple(
             _active_elements(shape, prefix, frozen) / _active_elements(shape, prefix, ())
@@ -174,10 +177,11 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
     family, saved = shape.family, trained_modules(shape, lora.modules_to_save)
     return TrainableElements(
         blocks=tuple(blocks),
-        table=_saved_elements(shape, family.embedding, saved),
+        table=_saved_elements(shape, [family.embedding], saved),
         before=Elements(0, 0, 0),
-        norm=_saved_elements(shape, family.norm, saved),
-        head=_saved_elements(shape, family.head, saved),
+        norm=_saved_elements(shape, [family.norm], saved),
+        head=_saved_elements(shape, [family.head], saved),
+        after=_saved_elements(shape, _others_after(family), saved),
         is_tied=shape.tie_word_embeddings,
         products=(0.0,) * shape.num_hidden_layers,
         # A frozen base has no gradients of matrices, so tp gathers none of its inputs again.
@@ -191,10 +195,17 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> TrainableElements:
     )
 
 
-def _saved_elements(shape: ModelShape, row: ModuleSpec, saved: Container[str]) -> Elements:
-    """Return the parameters of a module outside of the blocks that adapters leave trained."""
-    left = [name for name, _, _ in row.parameters(shape) if name not in saved]
-    return _elements(shape, [row], "", left)
+def _others_after(family: Family) -> list[ModuleSpec]:
+    """Return the rows after the blocks that are neither the norm nor the head."""
+    return [row for row in family.after if row not in (family.norm, family.head)]
+
+
+def _saved_elements(
+    shape: ModelShape, rows: Sequence[ModuleSpec], saved: Container[str]
+) -> Elements:
+    """Return the parameters of modules outside of the blocks that adapters leave trained."""
+    left = [name for row in rows for name, *_ in row.parameters(shape) if name not in saved]
+    return _elements(shape, rows, "", left)
 
 
 def _elements(

@@ -26,6 +26,8 @@ def _recipe(**sections: dict[str, Any]) -> Recipe:
 def test_either_kind_of_model_has_labels() -> None:
     check(_recipe(data={"keys": {"label": "stars"}, "too_long": "cut"}))
     check(_recipe(model={"preset": "llama-tiny"}, run={"target": {"matthews": 0.5}}))
+    check(_recipe(model={"lora": {"rank": 4, "modules_to_save": ["pooler"]}}))
+    check(_recipe(model={"preset": "llama-tiny", "frozen": ["model.layers"]}))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,6 @@ def test_either_kind_of_model_has_labels() -> None:
         ({"data": {"pack": "whole", "seq_len": 8}}, "data.pack=whole has no effect"),
         ({"data": {"keys": {"lable": "x"}}}, r"data.keys=\{label: x\}"),
         ({"data": {"labels": ["a", "a"]}}, "names a label twice"),
-        ({"model": {"lora": {"rank": 4}}}, "leave model.lora out"),
         ({"run": {"target": {"perplexity": 3}}}, "not a metric of sequence_classification"),
         (
             {"data": {"labels": ["a", "b"]}, "task": {"problem_type": "regression"}},

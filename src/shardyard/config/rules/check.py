@@ -12,6 +12,7 @@ from shardyard.config.data_choices import DATA_FORMATS
 from shardyard.config.endpoints import parse_rendezvous_endpoint
 from shardyard.config.formulas import snapshots_enabled
 from shardyard.config.load import Sources, name_of, read_settings
+from shardyard.config.model.source import with_heads
 from shardyard.config.optimizers import (
     OPTIMIZERS,
     factors_of,
@@ -245,7 +246,7 @@ def _fit(recipe: Recipe) -> Iterable[Problem]:
     """Legality, as far as it can be decided without a machine or a model's folder."""
     reads_text = task_row(recipe.task.name).reads == "text"
     preset = preset_named(recipe.model.preset) if reads_text else None
-    shape = None if preset is None else preset.shape
+    shape = None if preset is None else with_heads(preset.shape, recipe.task.name)
     yield from check_model(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
 
 

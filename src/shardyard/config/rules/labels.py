@@ -94,9 +94,6 @@ def check_labels(recipe: Recipe) -> Iterable[Problem]:
     if recipe.model.module is not None:
         text = f"={recipe.model.module}: task.name={name} puts a head on models of known families. "
         yield Problem("model.module", f"{text}Use task.name=causal_lm with your own task.loss.")
-    if recipe.model.lora.rank is not None:
-        text = f"={recipe.model.lora.rank} trains adapters, and the new head would stay random. "
-        yield Problem("model.lora.rank", f"{text}Train the whole model: leave model.lora out.")
 
 
 def _of_labels(recipe: Recipe) -> Iterable[Problem]:
