@@ -26,7 +26,8 @@ from benchmarks.record import write_result
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.io.files import write_json
 from shardyard.launchers.ledger import Ledger, Submission
-from shardyard.launchers.local_job import Identity, JobFile
+from shardyard.launchers.local_job import JobFile
+from shardyard.launchers.process_identity import Identity
 from shardyard.rundir.jsonl import METRIC_KEYS, EventWriter
 from shardyard.rundir.layout import RunDir
 

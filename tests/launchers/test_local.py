@@ -18,7 +18,8 @@ from shardyard.io.files import write_json
 from shardyard.launchers.base import JobState, LaunchRequest, Removal
 from shardyard.launchers.ledger import Ledger, Submission
 from shardyard.launchers.local import LocalLauncher, start_supervisor
-from shardyard.launchers.local_job import Identity, JobFile
+from shardyard.launchers.local_job import JobFile
+from shardyard.launchers.process_identity import Identity
 from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease

@@ -55,6 +55,7 @@ _BASES: dict[str, dict[str, Any]] = {
         "volumes": [{"path": "/runs", "efs": "fs-0123456789abcdef0"}],
         "aws_batch": {"queue": "q", "region": "us-east-1", "vcpus": 2, "memory_gib": 4},
     },
+    "ssh": {"ssh": {"hosts": ["gpu1", "gpu2"]}},
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "launch.volumes.0.path": {"claim": "runs"},
@@ -173,7 +174,15 @@ def _assert_whole(launcher: str, rendered: dict[str, Any], place: Place, text: s
     """What would be sent says the same however it is read."""
     recipe = _recipe_in(launcher, rendered)
     is_anchored = setting_of(place).startswith(
-        ("run.dir", "data.", "model.path", "model.dir", "cluster.file")
+        (
+            "run.dir",
+            "data.",
+            "model.path",
+            "model.dir",
+            "cluster.file",
+            "launch.ssh.hostfile",
+            "launch.ssh.config_file",
+        )
     )
     if not is_anchored:
         assert _holds(read_yaml(recipe, source="it"), place, text), (launcher, text)
@@ -184,7 +193,7 @@ def _assert_whole(launcher: str, rendered: dict[str, Any], place: Place, text: s
             assert json.loads(rendered["text"]) == rendered["objects"]
         case "slurm":
             _run_head(rendered["text"])
-        case "local":
+        case "local" | "ssh":
             script = rendered["text"].partition("\n# JOB/recipe.yaml")[0]
             assert subprocess.run(["bash", "-n"], input=script.encode()).returncode == 0
 

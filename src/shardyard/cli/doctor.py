@@ -18,7 +18,7 @@ from shardyard.control.doctor import (
 )
 from shardyard.control.install import Target, install, missing_on, target_of, uninstall
 from shardyard.control.request import Request
-from shardyard.control.submission import launcher_named
+from shardyard.control.submission import launcher_named, with_machines
 from shardyard.doctor.finding import Finding, count
 from shardyard.io.terminal import echo, echo_raw, print_table
 from shardyard.launchers.base import InstallablePart, Launcher, Watchers
@@ -129,7 +129,8 @@ def command(
 
 def _read(recipe: tuple[str, ...], launcher: Launcher | None) -> Request:
     sees = None if launcher is None else launcher.node_paths
-    return Request.read(recipe, needs_weights=False, only_looks=True, sees=sees)
+    words = recipe if launcher is None else with_machines(recipe, launcher)
+    return Request.read(words, needs_weights=False, only_looks=True, sees=sees)
 
 
 def _install(

@@ -87,6 +87,9 @@ PATHS: dict[str, PathSetting] = {
     "launch.volumes.host": _OF_NODES,
     "launch.image_paths": _OF_NODES,
     "launch.slurm.python": PathSetting(is_path=lambda text: text != "auto"),
+    "launch.ssh.hostfile": PathSetting(opened_by="request"),
+    "launch.ssh.config_file": PathSetting(opened_by="request"),
+    "launch.ssh.python": PathSetting(is_path=lambda text: text != "auto"),
 }
 """Every setting that is a path, by its dotted name without places in lists."""
 

@@ -310,7 +310,7 @@ def check_single_node(recipe: Recipe) -> None:
         raise RequestError(
             f"cluster.nodes={recipe.cluster.nodes} but this verb trains on one node, this machine. "
             "Use cluster.nodes=1 here; `shardyard launch RECIPE --on local` starts several nodes "
-            "on this machine, and --on slurm, kubernetes or aws-batch elsewhere."
+            "on this machine, and --on slurm, kubernetes, aws-batch or ssh elsewhere."
         )
 
 

@@ -17,7 +17,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.control.job import LaunchedJob, wait_until
 from shardyard.control.launch import submitted
 from shardyard.control.request import Request
-from shardyard.control.submission import Proposal, check_run_is_new, propose
+from shardyard.control.submission import Proposal, check_run_is_new, propose, with_machines
 from shardyard.control.subprocesses import error_of
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.io.sanitize import log_line
@@ -176,7 +176,8 @@ def bench_proposal(
     Raises:
         RequestError: It cannot be measured there.
     """
-    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.node_paths)
+    known = with_machines(words, launcher)
+    request = Request.read(known, needs_weights=False, only_looks=True, sees=launcher.node_paths)
     run, limit = request.recipe.run, request.recipe.launch.max_usd
     if limit is not None:
         raise RequestError(

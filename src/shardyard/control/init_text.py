@@ -35,6 +35,9 @@ TO_FILL_IN = {
         "volumes: [{path: /shared, efs: fs-0123456789abcdef0}]",
         "aws_batch: {queue: gpu}",
     ),
+    "ssh": (
+        "ssh: {hosts: [gpu1, me@gpu2]}                     # rank 0 first; or hostfile: hosts.txt",
+    ),
 }
 """Launcher -> values that only the user knows, as lines of the section `launch`, by example."""
 

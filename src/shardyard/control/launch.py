@@ -30,6 +30,7 @@ from shardyard.control.submission import (
     submit,
     training_problems,
     unfit_reason,
+    with_machines,
 )
 from shardyard.errors import OutOfMemoryError, Problem, RecipeError, RequestError
 from shardyard.launchers.base import ChecksAccess, Launcher
@@ -48,6 +49,7 @@ def proposal_of(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
+    words = with_machines(words, launcher)
     with _with_access(launcher, is_dry_run=is_dry_run) as further:
         request = Request.read(
             words, needs_weights=False, only_looks=True, sees=launcher.node_paths, further=further

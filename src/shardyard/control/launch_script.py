@@ -15,6 +15,7 @@ from shardyard.control.submission import (
     Proposal,
     check_run_is_new,
     propose,
+    with_machines,
 )
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.io.yaml import read_yaml
@@ -56,7 +57,10 @@ def script_proposal(
     check_script_settings(words)
     named = {**_NO_TRAINING, "run": {**_NO_TRAINING["run"], "name": _name_of(script)}}
     request = Request.read(
-        [named, *words], needs_weights=False, only_looks=True, sees=launcher.node_paths
+        with_machines([named, *words], launcher),
+        needs_weights=False,
+        only_looks=True,
+        sees=launcher.node_paths,
     )
     run, limit = request.recipe.run, request.recipe.launch.max_usd
     if limit is not None:

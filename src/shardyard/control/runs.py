@@ -40,7 +40,7 @@ def strays(launcher: Launcher, overrides: Sequence[str], runs_dir: Path) -> list
     if not isinstance(launcher, FindsJobs):
         raise RequestError(
             f"jobs of {launcher.name} carry no mark by which they could be found without their "
-            "run's folder. Ask one of slurm, kubernetes, aws-batch."
+            "run's folder. Ask one of slurm, kubernetes, aws-batch, ssh."
         )
     known = _ledger_ids(runs_dir, launcher.name)
     recipe = load_recipe([], overrides, with_site=True)

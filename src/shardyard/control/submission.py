@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardyard.config.cluster_choice import devices_of_node
-from shardyard.config.load import dump_recipe
+from shardyard.config.load import Source, dump_recipe, is_override, load_recipe
 from shardyard.config.machines import block_remaining_s
 from shardyard.config.model.source import config_content
 from shardyard.config.resolve import PartialResolution, check_resume
@@ -27,11 +27,18 @@ from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
 from shardyard.control.request import Request, check_compatibility
-from shardyard.errors import Problem, RecipeError, RequestError, StorageError
+from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError, StorageError
 from shardyard.hardware.machine import Machine, local_machine
 from shardyard.image.dockerfile import without_code
 from shardyard.io.files import create_text, drop_lock, take_lock, write_text
-from shardyard.launchers.base import Launcher, LaunchRequest, Rendered, SharesPython, launcher_class
+from shardyard.launchers.base import (
+    KnowsMachines,
+    Launcher,
+    LaunchRequest,
+    Rendered,
+    SharesPython,
+    launcher_class,
+)
 from shardyard.launchers.code_files import unsent_code
 from shardyard.launchers.ledger import (
     BENCH_DETAIL,
@@ -106,6 +113,19 @@ def launcher_named(name: str, launchers: Launchers | None = None) -> Launcher:
     if name not in launchers:
         raise RequestError(f"unknown launcher {name!r}. Available: {', '.join(launchers)}.")
     return launchers[name]
+
+
+def with_machines(words: Sequence[Source], launcher: Launcher) -> Sequence[Source]:
+    """Return the words of a recipe, and what a launcher knows of its machines at their end."""
+    if not isinstance(launcher, KnowsMachines):
+        return words
+    overrides = [each for each in words if isinstance(each, str) and is_override(each)]
+    sources = [each for each in words if not (isinstance(each, str) and is_override(each))]
+    try:
+        recipe = load_recipe(sources, overrides, with_site=True)
+    except ShardyardError:
+        return words  # who reads the request reports it, with all other problems
+    return [*words, *launcher.machine_settings(recipe)]
 
 
 def propose(

@@ -13,7 +13,7 @@ LEAST_STEPS = 10
 """Fewer leave no room for a checkpoint, a fault and what comes after it."""
 _SAVES = 6
 """Checkpoints of one run, so that a fault has one before it and one after it."""
-_ELSEWHERE = ("slurm", "kubernetes", "aws_batch", "image")
+_ELSEWHERE = ("slurm", "kubernetes", "aws_batch", "ssh", "image")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -503,6 +503,14 @@ class SharesPython(Protocol):
 
 
 @runtime_checkable
+class KnowsMachines(Protocol):
+    """A launcher whose own settings say how many nodes there are, and how many devices of each."""
+
+    def machine_settings(self, recipe: Recipe) -> list[str]:
+        """Return ``cluster.nodes=N`` and others that a recipe leaves open."""
+
+
+@runtime_checkable
 class ReadsNodeAssignment(Protocol):
     """A launcher of a package whose nodes find their place in their environment.
 

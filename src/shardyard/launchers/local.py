@@ -3,7 +3,6 @@
 It survives Ctrl-C and the end of the shell. A job lives in ``logs/job-<k>/`` of the run's folder.
 """
 
-import itertools
 import os
 import signal
 import subprocess
@@ -21,11 +20,8 @@ from shardyard.errors import (
     EXIT_INTERRUPTED,
     RequestError,
     ShardyardError,
-    StorageError,
 )
 from shardyard.io.files import (
-    FOLDER_MODE,
-    make_folder,
     parse_json,
     read_json_object,
     write_json,
@@ -40,8 +36,8 @@ from shardyard.launchers.base import (
     LogLine,
     Removal,
     Rendered,
-    read_logs,
 )
+from shardyard.launchers.job_folder import end_reason, exit_word, new_job_folder, node_logs
 from shardyard.launchers.ledger import (
     RUN_ID,
     SIDE_DETAIL,
@@ -54,13 +50,12 @@ from shardyard.launchers.ledger import (
 )
 from shardyard.launchers.local_job import (
     MODULE,
-    Identity,
     JobFile,
     supervises,
     supervisor_of,
 )
+from shardyard.launchers.process_identity import Identity
 from shardyard.own_processes import python_program, word
-from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_locked
 from shardyard.rundir.state import resume_words
@@ -155,7 +150,7 @@ class LocalLauncher:
         if not rendered.side:
             # Two trainings would overwrite each other's checkpoints; a side job takes no lease.
             _check_not_running(run, ledger)
-        folder = _new_folder(run)
+        folder = new_job_folder(run)
         entry = ledger.intend(
             _KIND,
             f"{rendered.name}/{folder.name}",
@@ -188,7 +183,7 @@ class LocalLauncher:
         written = _read_status(folder)
         run = None if SIDE_DETAIL in job.details else RunDir(folder.parents[1])
         nodes = tuple(
-            (f"node {rank}", _word(node["exit_code"]))
+            (f"node {rank}", exit_word(node["exit_code"]))
             for rank, node in enumerate(written.get("nodes", ()))
         )
         if _is_alive(job):
@@ -203,7 +198,7 @@ class LocalLauncher:
             # 130 is a run that stopped itself, which can be resumed like a drained one.
             EXIT_INTERRUPTED: JobState.DRAINED,
         }.get(code, JobState.FAILED)
-        last_words = "" if run is None else _end_reason(run)
+        last_words = "" if run is None else end_reason(run)
         reason = "; ".join(filter(None, (last_words, written.get("reason"))))
         return JobStatus(
             state=state, reason=reason or f"exit code {code}", exit_code=code, nodes=nodes
@@ -212,15 +207,13 @@ class LocalLauncher:
     def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines of the nodes' files, in the order in which they are found."""
         folder = Path(job.details["folder"])
-        count = JobFile.read(folder).nodes
-        if node is not None and not 0 <= node < count:
-            raise RequestError(
-                f"job {job.name} has no node {node}. It has {count}, counted from 0. Use 0 to "
-                f"{count - 1}."
-            )
-        ranks = range(count) if node is None else [node]
-        files = {f"node {rank}": folder / f"node-{rank}.log" for rank in ranks}
-        return read_logs(files, is_over=lambda: not (follow and _is_alive(job)))
+        return node_logs(
+            folder,
+            job.name,
+            count=JobFile.read(folder).nodes,
+            node=node,
+            is_over=lambda: not (follow and _is_alive(job)),
+        )
 
     def cancel(self, job: Submission) -> None:
         """Ask the supervisor to drain the nodes; it asks them once."""
@@ -299,24 +292,6 @@ def _job(run: RunDir, entry: LedgerEntry) -> Submission:
     )  # fmt: skip
 
 
-def _new_folder(run: RunDir) -> Path:
-    for number in itertools.count():
-        folder = run.path / "logs" / f"job-{number}"
-        try:
-            make_folder(folder.parent)
-            # mkdir fails if the folder exists, so two submissions at once cannot share a number.
-            folder.mkdir(mode=FOLDER_MODE)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise StorageError(
-                f"{folder} cannot be made: {error.strerror}. The output of the nodes goes there. "
-                "Check that the run folder is yours and has room."
-            ) from error
-        return folder
-    raise AssertionError
-
-
 def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Identity:
     """Start a job's one process; it reads job.json.
 
@@ -370,25 +345,12 @@ def _read_status(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _word(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "running"
-    if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    return "ended" if exit_code == 0 else f"exit code {exit_code}"
-
-
 def _progress(run: RunDir, written: dict[str, Any]) -> str:
     restarts = written.get("restarts", 0)
     again = f", restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
     is_ending = any(node["exit_code"] is not None for node in written.get("nodes", ()))
     word = "training" if is_locked(run.lease) else "ending" if is_ending else "preparing"
     return f"{word}{again}"
-
-
-def _end_reason(run: RunDir) -> str:
-    ends = [event for event in read_lines(run.events) if event.get("kind") == "attempt_ended"]
-    return str(ends[-1].get("reason") or "") if ends else ""
 
 
 def _without_supervisor(run: RunDir | None, nodes: tuple[tuple[str, str], ...]) -> JobStatus:

@@ -22,14 +22,15 @@ from typing import Any
 from shardyard.control_groups import usable_cores
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
 from shardyard.io.files import read_json_object, write_json
+from shardyard.launchers.process_identity import Identity, find_running, runs
 from shardyard.rundir.contracts import hosts_of
 from shardyard.rundir.layout import RunDir
 
 MODULE = "shardyard.launchers.local_job"
 _POLL_S = 0.2
-_PEERS_S = 20.0
+PEERS_S = 20.0
 """Nodes that lost another one find out by themselves, or are asked to stop after this."""
-_SLACK_S = 30.0
+SLACK_S = 30.0
 """Beyond elastic.drain_timeout_s, for writing the report; then a node is killed."""
 _HOUR_S = 3600.0
 _DRAINED = (EXIT_DRAINED, EXIT_INTERRUPTED)
@@ -58,70 +59,14 @@ class JobFile:
         return JobFile(**read_json_object(folder / "job.json"))
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A process that no other is mistaken for, also after its number was given away again."""
-
-    pid: int
-    started: str
-    """In clock ticks since the boot, or as `ps` shows it."""
-    boot: str
-
-    @staticmethod
-    def of(pid: int) -> "Identity | None":
-        """Return the identity; None: no such process, or it has ended and was not waited for."""
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        # Without /proc, `ps` gives the start in whole seconds, and there is no boot id to compare.
-        if not boot.is_file():
-            answer = subprocess.run(
-                ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-            )
-            started = "-".join(answer.stdout.split())
-            return Identity(pid, started, "") if started else None
-        try:
-            # Field 2, the program's name, may hold blanks and brackets: count from behind it.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        if fields[0] in ("Z", "X"):
-            return None
-        return Identity(pid, fields[19], boot.read_text().strip())  # field 22 of proc(5)
-
-    @property
-    def is_alive(self) -> bool:
-        return Identity.of(self.pid) == self
-
-
 def supervises(pid: int, folder: str) -> bool:
     """Whether a process is the supervisor of the job in a folder, started by this user."""
-    process = Path(f"/proc/{pid}")
-    if process.parent.joinpath("self").exists():
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
-            owner = process.stat().st_uid
-        except OSError:
-            return False
-        # Only the last three: the interpreter and its options differ between installations.
-        return owner == os.geteuid() and words[-3:] == list(map(os.fsencode, _words(folder)))
-    answer = subprocess.run(
-        # -ww, because ps cuts long command lines otherwise.
-        ["ps", "-ww", "-o", "uid=,command=", "-p", str(pid)],
-        capture_output=True, text=True, errors="surrogateescape", check=False,
-    )  # fmt: skip
-    said_owner, _, command = answer.stdout.strip().partition(" ")
-    return said_owner == str(os.geteuid()) and command.endswith(f" {' '.join(_words(folder))}")
+    return runs(pid, _words(folder))
 
 
 def supervisor_of(folder: str) -> Identity | None:
     """Find the supervisor of the job in a folder by its command line; None: no process is."""
-    processes = Path("/proc")
-    if processes.joinpath("self").exists():
-        numbers = [entry.name for entry in processes.iterdir() if entry.name.isdecimal()]
-    else:
-        answer = subprocess.run(["ps", "-axo", "pid="], capture_output=True, text=True, check=False)
-        numbers = answer.stdout.split()
-    found = (Identity.of(int(pid)) for pid in numbers if supervises(int(pid), folder))
-    return next((who for who in found if who is not None), None)
+    return find_running(_words(folder))
 
 
 def _words(folder: str) -> tuple[str, ...]:
@@ -203,7 +148,7 @@ class Supervisor:
             limit_s = self._job.time_limit_s
             if limit_s is not None and time.monotonic() - self._started_s > limit_s:
                 self._stop("its time limit was over")
-            is_alone = ended_s is not None and time.monotonic() - ended_s > _PEERS_S
+            is_alone = ended_s is not None and time.monotonic() - ended_s > PEERS_S
             if self.stop_reason or is_alone or self._lost:
                 self._ask_to_stop()
             time.sleep(_POLL_S)
@@ -216,7 +161,7 @@ class Supervisor:
             lost = [
                 rank
                 for rank, code in enumerate(codes)
-                if _is_lost(code) or code == LostNodeError.exit_code
+                if is_lost(code) or code == LostNodeError.exit_code
             ]
             can_go_on = self._can_do_without(lost)
             self._spared = set(lost) if can_go_on else set()
@@ -274,7 +219,7 @@ class Supervisor:
         if self._stop_requested_s is None:
             self._stop_requested_s = now_s
             number = signal.SIGTERM
-        elif now_s - self._stop_requested_s > self._job.drain_timeout_s + _SLACK_S:
+        elif now_s - self._stop_requested_s > self._job.drain_timeout_s + SLACK_S:
             number = signal.SIGKILL
         else:
             return
@@ -307,16 +252,16 @@ def job_exit_code(codes: Sequence[int], *, is_stopped: bool) -> int:
     """The exit code of a job from those of its nodes; negative: killed by a signal."""
     if not any(codes):
         return 0
-    said = [code for code in codes if code and not _is_lost(code)]
+    said = [code for code in codes if code and not is_lost(code)]
     failed = [code for code in said if code not in _DRAINED]
     if is_stopped:
         # Of a job that was asked to stop, 143 is the answer unless a node failed.
         return (failed or said or [1])[0]
     # Peers of a lost or failed node drain: that is not how the job ended.
-    return (failed or [1])[0] if failed or any(map(_is_lost, codes)) else said[0]
+    return (failed or [1])[0] if failed or any(map(is_lost, codes)) else said[0]
 
 
-def _is_lost(code: int | None) -> bool:
+def is_lost(code: int | None) -> bool:
     """Whether a node was killed, or its agent was (128 + the signal's number)."""
     return code is not None and (code < 0 or (code > 128 and code not in _DRAINED))
 

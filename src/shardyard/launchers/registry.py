@@ -11,6 +11,7 @@ LAUNCHERS: dict[str, str] = {
     "slurm": "shardyard.launchers.slurm.launcher:SlurmLauncher",
     "kubernetes": "shardyard.launchers.kubernetes.launcher:KubernetesLauncher",
     "aws-batch": "shardyard.launchers.aws_batch.launcher:BatchLauncher",
+    "ssh": "shardyard.launchers.ssh.launcher:SshLauncher",
 }
 """Name -> module:class, imported on first use; packages add others (``plugins.py``)."""
 

@@ -3,14 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import ip_address
 
 from shardyard.config.endpoints import TCP, rendezvous_of, secret_name
 from shardyard.config.machines import check_capacity
 from shardyard.config.rules.slurm_options import SETTING, check_slurm_options, gpus_in
-from shardyard.config.schema.launch import Kubernetes, Launch, Slurm
+from shardyard.config.schema.launch import Kubernetes, Launch, Slurm, Ssh
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secret_names import is_called_a_secret
 from shardyard.config.secrets import HIDDEN, find_credential, is_hex_key, is_variable, show
+from shardyard.config.ssh_hosts import host_problems, parse_host
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.catalogue import instance
 
@@ -26,6 +29,7 @@ def check_launch(recipe: Recipe) -> Iterable[Problem]:
     yield from _slurm(launch.slurm)
     yield from _kubernetes(launch.kubernetes)
     yield from _etcd(recipe)
+    yield from _ssh(launch.ssh)
 
 
 def _run_dir(launch: Launch) -> Iterable[Problem]:
@@ -134,6 +138,31 @@ def _slurm(slurm: Slurm) -> Iterable[Problem]:
                 "in a path: mount a folder above it, or leave a symbolic link without them."
             )
             yield Problem("launch.slurm.container_mounts", text)
+
+
+def _ssh(ssh: Ssh) -> Iterable[Problem]:
+    yield from host_problems(ssh)
+    for key, value in (("python", ssh.python), ("config_file", ssh.config_file)):
+        if value is not None and (not value.isprintable() or not value or value[0] == "-"):
+            text = (
+                f"={value!r} is not a path. Give the path of a file, such as /opt/venv/bin/python."
+            )
+            yield Problem(f"launch.ssh.{key}", text)
+    if ssh.rendezvous_host is not None and not _is_address(ssh.rendezvous_host):
+        text = (
+            f"={ssh.rendezvous_host} is not a name or an address. Give one by which all hosts "
+            "reach the first, such as 10.0.0.5."
+        )
+        yield Problem("launch.ssh.rendezvous_host", text)
+
+
+def _is_address(text: str) -> bool:
+    if ":" in text:
+        with suppress(ValueError):
+            return ip_address(text).version == 6
+        return False
+    host = parse_host(text)
+    return host is not None and host.user is None
 
 
 def _etcd(recipe: Recipe) -> Iterable[Problem]:

@@ -150,6 +150,23 @@ class AwsBatch(Section):
     """Scheduling priority within the share; higher goes first."""
 
 
+class Ssh(Section):
+    """Settings for `launch --on ssh`."""
+
+    hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Hosts as [user@]host[:port], rank 0 first."""
+    hostfile: str | None = None
+    """File with one host a line, such as `gpu1 slots=8`, instead of hosts."""
+    python: str = "auto"
+    """Python on the hosts. auto: the one that runs this command."""
+    config_file: str | None = None
+    """Configuration file for ssh. null: ~/.ssh/config."""
+    rendezvous_host: str | None = None
+    """Address of the first host for the others. null: its HostName for ssh."""
+    rendezvous_port: Annotated[int, Field(ge=1024, le=65535)] | Auto = "auto"
+    """Port of the rendezvous. auto: a free one."""
+
+
 class Side(Section):
     """Resources of side jobs: one node without accelerators that prepares, exports, fetches or
     probes."""
@@ -205,3 +222,5 @@ class Launch(OpenSection):
     """Settings only for Kubernetes."""
     aws_batch: AwsBatch = AwsBatch()
     """Settings only for AWS Batch."""
+    ssh: Ssh = Ssh()
+    """Settings only for ssh."""

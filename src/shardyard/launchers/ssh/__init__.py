@@ -1,0 +1,1 @@
+"""ssh: hosts without a scheduler; the launcher, what runs on a host, what is looked at before."""
