@@ -112,6 +112,8 @@ def with_path(setting: str, path: str) -> Recipe:
     section, _, rest = setting.partition(".")
     if rest == "lora.path":
         content: Any = {"lora": {"path": path, "rank": 8}}
+    elif rest.startswith("ssh."):
+        content = {"ssh": {rest.removeprefix("ssh."): path}}
     elif rest.startswith("mixture."):
         share = {"name": "one", "weight": 1, "source": "python-stdlib"}
         content = {"mixture": [{**share, rest.removeprefix("mixture."): path}]}

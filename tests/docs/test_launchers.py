@@ -9,8 +9,8 @@ from shardyard.launchers.base import Capabilities
 def test_every_capability_has_a_row_and_so_have_the_powers_beside_them() -> None:
     rows = table().splitlines()
     assert len(rows) == 2 + len(fields(Capabilities)) + 2
-    assert rows[-2].endswith("for each alone | no | yes | yes | yes |")
-    assert rows[-1].endswith("run's folder is gone | no | yes | yes | yes |")
+    assert rows[-2].endswith("for each alone | no | yes | yes | yes | no |")
+    assert rows[-1].endswith("run's folder is gone | no | yes | yes | yes | yes |")
 
 
 def test_a_column_is_what_the_launcher_says_of_itself() -> None:

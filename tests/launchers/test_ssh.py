@@ -154,7 +154,7 @@ def test_a_wrong_hostfile_is_named_with_its_line(
     [
         (("launch.ssh.hosts=[a,b,a]",), "launch.ssh.hosts: names a twice"),
         ((HOSTS, "launch.ssh.hostfile=h"), "names 2 hosts too. Keep one of the two."),
-        (("launch.ssh.python=''",), "launch.ssh.python='' is not a path"),
+        (("launch.ssh.python=-x",), "launch.ssh.python='-x' is not a path"),
         (("launch.ssh.config_file=-x",), "launch.ssh.config_file='-x' is not a path"),
         (("launch.ssh.rendezvous_host=a:1",), "launch.ssh.rendezvous_host=a:1 is not a name or an"),
     ],

@@ -27,7 +27,7 @@ _MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class SshHost:
     """One machine, as ssh is asked for it."""
 
     text: str
@@ -40,7 +40,7 @@ class Host:
     """Devices that a hostfile gives it; None: it says nothing."""
 
 
-def parse_host(text: str, *, slots: int | None = None) -> Host | None:
+def parse_host(text: str, *, slots: int | None = None) -> SshHost | None:
     """Read ``[user@]host[:port]``; None: it is none."""
     if not re.fullmatch(HOST_PATTERN, text, re.ASCII):
         return None
@@ -49,7 +49,7 @@ def parse_host(text: str, *, slots: int | None = None) -> Host | None:
     user, name, port = match.groups()
     if port is not None and int(port) > 65535:
         return None
-    return Host(
+    return SshHost(
         text=text,
         name=name.strip("[]"),
         user=user,
@@ -72,7 +72,7 @@ def host_problems(ssh: Ssh) -> Iterator[Problem]:
     yield from _repeated(filter(None, map(parse_host, ssh.hosts)), _SETTING)
 
 
-def hosts_of(ssh: Ssh) -> tuple[tuple[Host, ...], list[Problem]]:
+def hosts_of(ssh: Ssh) -> tuple[tuple[SshHost, ...], list[Problem]]:
     """Return the hosts in the order of node ranks, and all that is wrong with them.
 
     Reads the hostfile, if there is one.
@@ -90,7 +90,7 @@ def hosts_of(ssh: Ssh) -> tuple[tuple[Host, ...], list[Problem]]:
     return hosts, problems
 
 
-def _read_hostfile(path: Path) -> tuple[tuple[Host, ...], list[Problem]]:
+def _read_hostfile(path: Path) -> tuple[tuple[SshHost, ...], list[Problem]]:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(_MOST_BYTES)
@@ -118,7 +118,7 @@ def _read_hostfile(path: Path) -> tuple[tuple[Host, ...], list[Problem]]:
     return tuple(hosts), problems
 
 
-def _host_of_line(words: Sequence[str]) -> Host | None:
+def _host_of_line(words: Sequence[str]) -> SshHost | None:
     name, *rest = words
     if not rest:
         return parse_host(name)
@@ -126,7 +126,7 @@ def _host_of_line(words: Sequence[str]) -> Host | None:
     return parse_host(name, slots=int(match[1])) if match and len(rest) == 1 else None
 
 
-def _repeated(hosts: Iterable[Host], setting: str) -> Iterator[Problem]:
+def _repeated(hosts: Iterable[SshHost], setting: str) -> Iterator[Problem]:
     seen = set()
     for host in hosts:
         key = (host.name, host.port)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import shardyard
-from shardyard.config.ssh_hosts import Host
+from shardyard.config.ssh_hosts import SshHost
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.io.files import write_text
@@ -42,7 +42,7 @@ class Wanted:
 class HostChecks:
     """What was found."""
 
-    problems: list[tuple[Host, ShardyardError]] = field(default_factory=list)
+    problems: list[tuple[SshHost, ShardyardError]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     answers: list[dict[str, Any] | None] = field(default_factory=list)
     """By host; None: it has problems."""
@@ -58,7 +58,7 @@ class HostChecks:
         lines = "\n".join(f"  {text}" for text in texts)
         return kind(f"the hosts have {count}, and no node was started:\n{lines}", page=PAGE)
 
-    def findings(self, hosts: Sequence[Host]) -> list[Finding]:
+    def findings(self, hosts: Sequence[SshHost]) -> list[Finding]:
         """Return the same for `shardyard doctor`."""
         found = [
             Finding(name=host.text, verdict="problem", what=str(error))
@@ -74,7 +74,7 @@ class HostChecks:
         return found
 
 
-def check_hosts(client: SshClient, hosts: Sequence[Host], wanted: Wanted) -> HostChecks:
+def check_hosts(client: SshClient, hosts: Sequence[SshHost], wanted: Wanted) -> HostChecks:
     """Ask all hosts; then let the others reach the first where the nodes will meet.
 
     Raises:
@@ -114,12 +114,12 @@ def check_hosts(client: SshClient, hosts: Sequence[Host], wanted: Wanted) -> Hos
     first = found.answers[0]
     found.port = 0 if first is None else int(first["port"])
     if not found.problems and len(hosts) > 1:
-        found.problems += _meeting_errors(client, hosts, wanted, found.port, nonce)
+        found.problems += _rendezvous_errors(client, hosts, wanted, found.port, nonce)
     return found
 
 
 def _errors(
-    client: SshClient, host: Host, answer: dict[str, Any], wanted: Wanted, nonce: str
+    client: SshClient, host: SshHost, answer: dict[str, Any], wanted: Wanted, nonce: str
 ) -> Iterator[ShardyardError]:
     mine, version = shardyard.__version__, answer.get("version")
     if version != mine:
@@ -170,7 +170,7 @@ def _errors(
             )
 
 
-def _busy(host: Host, answer: dict[str, Any], wanted: Wanted) -> list[str]:
+def _busy(host: SshHost, answer: dict[str, Any], wanted: Wanted) -> list[str]:
     if wanted.is_side:
         return []
     others = [
@@ -185,8 +185,8 @@ def _busy(host: Host, answer: dict[str, Any], wanted: Wanted) -> list[str]:
 
 
 def _unlike(
-    hosts: Sequence[Host], answers: Sequence[dict[str, Any] | None]
-) -> Iterator[tuple[Host, ShardyardError]]:
+    hosts: Sequence[SshHost], answers: Sequence[dict[str, Any] | None]
+) -> Iterator[tuple[SshHost, ShardyardError]]:
     """Find hosts without accelerators among hosts with some: a run uses one kind of device."""
     kinds = [None if answer is None else answer.get("device") for answer in answers]
     others = [kind for kind in kinds if kind not in (None, "cpu")]
@@ -201,9 +201,9 @@ def _unlike(
             )
 
 
-def _meeting_errors(
-    client: SshClient, hosts: Sequence[Host], wanted: Wanted, port: int, nonce: str
-) -> list[tuple[Host, ShardyardError]]:
+def _rendezvous_errors(
+    client: SshClient, hosts: Sequence[SshHost], wanted: Wanted, port: int, nonce: str
+) -> list[tuple[SshHost, ShardyardError]]:
     """Let the other hosts connect to the first, as the rendezvous will."""
     asked: dict[int, dict[str, Any]] = {
         place: {"question": "connect"} for place in range(1, len(hosts))
@@ -219,7 +219,7 @@ def _meeting_errors(
         address=wanted.address,
         connect_s=_CONNECT_S,
     )
-    found: list[tuple[Host, ShardyardError]] = []
+    found: list[tuple[SshHost, ShardyardError]] = []
     for place, (host, answer) in enumerate(zip(hosts, answers, strict=True)):
         if isinstance(answer, ShardyardError):
             found.append((host, answer))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.config.ssh_hosts import Host
+from shardyard.config.ssh_hosts import SshHost
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.io.files import parse_json
 from shardyard.launchers.ssh.on_host import MARK, MODULE
@@ -66,7 +66,7 @@ class SshClient:
     config_file: str | None = None
     shell: SshShell = run_ssh
 
-    def command(self, host: Host) -> list[str]:
+    def command(self, host: SshHost) -> list[str]:
         """Return the words that ask a host; pure."""
         words = ["ssh", *self._config, "-T", "-a", "-x"]
         words += [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
@@ -77,7 +77,7 @@ class SshClient:
         return [*words, "--", host.name, f"exec {remote_path(self.python)} {remote}"]
 
     def ask(
-        self, host: Host, question: str, *, within_s: float = _ANSWER_S, **asked: Any
+        self, host: SshHost, question: str, *, within_s: float = _ANSWER_S, **asked: Any
     ) -> dict[str, Any]:
         """Ask one host one question of ``on_host``.
 
@@ -109,7 +109,7 @@ class SshClient:
         raise self._error(host, done)
 
     def ask_all(
-        self, hosts: Sequence[Host], question: str, *, within_s: float = _ANSWER_S,
+        self, hosts: Sequence[SshHost], question: str, *, within_s: float = _ANSWER_S,
         each: Mapping[int, Mapping[str, Any]] | None = None, **asked: Any,
     ) -> list[dict[str, Any] | ShardyardError]:  # fmt: skip
         """Ask several hosts at once; the error of one does not hide the answers of the others.
@@ -128,7 +128,7 @@ class SshClient:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(ask, range(len(hosts))))
 
-    def host_name(self, host: Host) -> str:
+    def host_name(self, host: SshHost) -> str:
         """Return the HostName of a host in the user's ssh configuration; connects to none."""
         try:
             done = self.shell(["ssh", *self._config, "-G", "--", host.name], "", _ANSWER_S)
@@ -137,7 +137,7 @@ class SshClient:
         match = re.search(r"^hostname (\S+)$", done.out, re.MULTILINE)
         return match[1] if match else host.name
 
-    def by_hand(self, host: Host) -> str:
+    def by_hand(self, host: SshHost) -> str:
         """Return the arguments with which a person reaches a host, for a message."""
         words = [*self._config, *([] if host.port is None else ["-p", str(host.port)])]
         return shlex.join([*words, host.name if host.user is None else f"{host.user}@{host.name}"])
@@ -146,14 +146,14 @@ class SshClient:
     def _config(self) -> list[str]:
         return [] if self.config_file is None else ["-F", self.config_file]
 
-    def _error(self, host: Host, done: SshResult) -> ShardyardError:
+    def _error(self, host: SshHost, done: SshResult) -> ShardyardError:
         said = done.err.strip() or done.out.strip()
         last = said.splitlines()[-1].strip() if said else f"exit code {done.exit_code}"
         if done.exit_code == SSH_ERROR:
             return ssh_error(host.text, said, last, by_hand=self.by_hand(host))
         return self._remote_error(host, done.exit_code, said, last)
 
-    def _remote_error(self, host: Host, exit_code: int, said: str, last: str) -> ShardyardError:
+    def _remote_error(self, host: SshHost, exit_code: int, said: str, last: str) -> ShardyardError:
         where = host.text
         if exit_code in (126, 127) or "not found" in last:
             return RequestError(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from shardyard.config.machines import reject_capacity_settings
 from shardyard.config.paths import NodePaths
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.ssh_hosts import HOST_PATTERN, Host, hosts_of, parse_host
+from shardyard.config.ssh_hosts import HOST_PATTERN, SshHost, hosts_of, parse_host
 from shardyard.doctor.finding import Finding
 from shardyard.errors import (
     AccessError,
@@ -63,7 +63,7 @@ from shardyard.launchers.ssh.request import (
     script,
     warnings,
 )
-from shardyard.launchers.ssh.states import NodeReport, job_session, report_of, status_of
+from shardyard.launchers.ssh.states import SshNodeReport, job_session, report_of, status_of
 from shardyard.log import warn
 from shardyard.rundir.layout import RunDir
 
@@ -369,7 +369,7 @@ class SshLauncher:
         else:
             ledger.fail(entry, str(error))
 
-    def _reports(self, job: Submission) -> list[NodeReport]:
+    def _reports(self, job: Submission) -> list[SshNodeReport]:
         """Return the report of each node; asks only hosts whose node has written no end."""
         hosts = _parsed(job.details["hosts"].split())
         folder = Path(job.details["folder"])
@@ -382,7 +382,7 @@ class SshLauncher:
         ]
 
     def _answers(
-        self, job: Submission, hosts: Sequence[Host], ranks: Sequence[int]
+        self, job: Submission, hosts: Sequence[SshHost], ranks: Sequence[int]
     ) -> list[dict[str, Any] | ShardyardError]:
         if not hosts:
             return []
@@ -396,7 +396,7 @@ class SshLauncher:
         return self._ask_state(job, hosts, ranks)
 
     def _ask_state(
-        self, job: Submission, hosts: Sequence[Host], ranks: Sequence[int]
+        self, job: Submission, hosts: Sequence[SshHost], ranks: Sequence[int]
     ) -> list[dict[str, Any] | ShardyardError]:
         return self._client_of(job).ask_all(
             hosts,
@@ -411,7 +411,7 @@ class SshLauncher:
         except CapacityError:
             return False
 
-    def _unfinished(self, job: Submission) -> tuple[list[Host], list[int]]:
+    def _unfinished(self, job: Submission) -> tuple[list[SshHost], list[int]]:
         """Return the hosts whose nodes have written no end, and the ranks of these."""
         hosts = _parsed(job.details["hosts"].split())
         folder = Path(job.details["folder"])
@@ -420,7 +420,7 @@ class SshLauncher:
         ]
         return [hosts[rank] for rank in ranks], ranks
 
-    def _ask_to_stop(self, job: Submission, *, kill: bool) -> list[NodeReport]:
+    def _ask_to_stop(self, job: Submission, *, kill: bool) -> list[SshNodeReport]:
         hosts, ranks = self._unfinished(job)
         answers = self._client_of(job).ask_all(
             hosts,
@@ -430,9 +430,9 @@ class SshLauncher:
             kill=kill,
         )
         return [
-            NodeReport(host=host, written={}, error=str(answer))
+            SshNodeReport(host=host, written={}, error=str(answer))
             if isinstance(answer, ShardyardError)
-            else NodeReport(host=host, written={}, is_alive=bool(answer.get("found")))
+            else SshNodeReport(host=host, written={}, is_alive=bool(answer.get("found")))
             for host, answer in zip(hosts, answers, strict=True)
         ]
 
@@ -482,7 +482,11 @@ class SshLauncher:
 
 
 def _check(
-    client: SshClient, hosts: Sequence[Host], content: Mapping[str, Any], run: RunDir, address: str
+    client: SshClient,
+    hosts: Sequence[SshHost],
+    content: Mapping[str, Any],
+    run: RunDir,
+    address: str,
 ) -> int:
     """Raise all that is wrong with the hosts; else return the port of the rendezvous."""
     wanted = Wanted(
@@ -498,7 +502,7 @@ def _check(
     return found.port
 
 
-def _parsed(texts: Sequence[str]) -> list[Host]:
+def _parsed(texts: Sequence[str]) -> list[SshHost]:
     hosts = [parse_host(text) for text in texts]
     # The form of the ledger's lines and the check of the recipe let no other through.
     return [host for host in hosts if host is not None]
@@ -516,7 +520,7 @@ def _drain_limit_s(job: Submission) -> float:
     return 2 * SLACK_S
 
 
-def _errors(reports: Sequence[NodeReport]) -> str:
+def _errors(reports: Sequence[SshNodeReport]) -> str:
     return "\n".join(dict.fromkeys(report.error for report in reports))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from shardyard.config.schema.launch import Ssh
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import parse_references
-from shardyard.config.ssh_hosts import Host, hosts_of
+from shardyard.config.ssh_hosts import SshHost, hosts_of
 from shardyard.errors import Problem, RecipeError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ssh.client import SshClient
@@ -36,7 +36,7 @@ def machine_settings(recipe: Recipe) -> list[str]:
     return found
 
 
-def checked_hosts(request: LaunchRequest) -> tuple[Host, ...]:
+def checked_hosts(request: LaunchRequest) -> tuple[SshHost, ...]:
     """Return the listed hosts, at least as many as nodes.
 
     Raises:
@@ -64,7 +64,7 @@ def checked_hosts(request: LaunchRequest) -> tuple[Host, ...]:
     return hosts
 
 
-def job_of(request: LaunchRequest, hosts: Sequence[Host]) -> SshJob:
+def job_of(request: LaunchRequest, hosts: Sequence[SshHost]) -> SshJob:
     """Return the task of the hosts; its port and session are settled by the submission."""
     recipe, fewest = request.recipe, request.recipe.elastic.min_nodes
     side = [] if request.side is None else ["--side", request.side.to_text()]
@@ -113,7 +113,7 @@ def _kept_in_env(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def warnings(request: LaunchRequest, unused: Sequence[Host]) -> tuple[str, ...]:
+def warnings(request: LaunchRequest, unused: Sequence[SshHost]) -> tuple[str, ...]:
     """Return warnings about settings that are allowed but may be regretted.
 
     Args:
@@ -138,7 +138,9 @@ def warnings(request: LaunchRequest, unused: Sequence[Host]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def script(job: SshJob, content: Mapping[str, Any], hosts: Sequence[Host], recipe_text: str) -> str:
+def script(
+    job: SshJob, content: Mapping[str, Any], hosts: Sequence[SshHost], recipe_text: str
+) -> str:
     """Return the script for a person: how hosts are asked, the commands, and their recipe."""
     client = SshClient(python=content["python"], config_file=content["config_file"])
     folder = f"{content['run_dir']}/logs/job-<k>"

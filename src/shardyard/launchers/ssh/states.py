@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.ssh_hosts import Host
+from shardyard.config.ssh_hosts import SshHost
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, CapacityError, ShardyardError
 from shardyard.io.files import read_json_object
 from shardyard.launchers.base import JobState, JobStatus
@@ -24,10 +24,10 @@ _LOST_CODE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeReport:
+class SshNodeReport:
     """One node of a job."""
 
-    host: Host
+    host: SshHost
     written: dict[str, Any]
     """Content of its state file; empty: none is there."""
     is_alive: bool = False
@@ -72,7 +72,7 @@ class NodeReport:
 
 
 def status_of(
-    nodes: Sequence[NodeReport], *, run: RunDir, session: str, is_side: bool, outlives: bool
+    nodes: Sequence[SshNodeReport], *, run: RunDir, session: str, is_side: bool, outlives: bool
 ) -> JobStatus:
     """Compose the status of a job.
 
@@ -109,7 +109,7 @@ def status_of(
     )
 
 
-def _exit_code(nodes: Sequence[NodeReport], *, run: RunDir, session: str, outlives: bool) -> int:
+def _exit_code(nodes: Sequence[SshNodeReport], *, run: RunDir, session: str, outlives: bool) -> int:
     ended = session_word(run, session).get("exit_code") if outlives else None
     if isinstance(ended, int):
         return ended  # who led the run knows; nodes that it lost do not count
@@ -126,15 +126,15 @@ def session_word(run: RunDir, session: str) -> dict[str, Any]:
         return {}
 
 
-def _progress(run: RunDir, session: str, nodes: Sequence[NodeReport]) -> str:
+def _progress(run: RunDir, session: str, nodes: Sequence[SshNodeReport]) -> str:
     if any(node.exit_code is not None for node in nodes):
         return "ending"
     return "training" if session_word(run, session).get("begins") is True else "preparing"
 
 
 def report_of(
-    host: Host, written: dict[str, Any], answer: dict[str, Any] | ShardyardError | None
-) -> NodeReport:
+    host: SshHost, written: dict[str, Any], answer: dict[str, Any] | ShardyardError | None
+) -> SshNodeReport:
     """Return the report of one node.
 
     Args:
@@ -142,12 +142,12 @@ def report_of(
         answer: Of its host; None: it was not asked, as its node has ended.
     """
     if answer is None:
-        return NodeReport(host=host, written=written)
+        return SshNodeReport(host=host, written=written)
     if isinstance(answer, ShardyardError):
-        return NodeReport(host=host, written=written, error=str(answer))
+        return SshNodeReport(host=host, written=written, error=str(answer))
     # A network's file system may show here later what the host sees already.
     newest = answer.get("written") or written
-    return NodeReport(
+    return SshNodeReport(
         host=host,
         written=newest,
         is_alive=bool(answer.get("alive")),
