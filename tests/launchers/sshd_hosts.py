@@ -64,7 +64,7 @@ class SshdHosts:
         address = f"127.0.0.{number}"
         with socket.create_server((address, 0)) as free:
             self.ports[name] = free.getsockname()[1]
-        own = {_MARK: f"{self.folder.name}-{name}", **self.environment}
+        own = {_MARK: f"{self.folder}-{name}", **self.environment}
         text = _SERVER.format(
             port=self.ports[name], address=address, folder=self.folder, name=name,
             environment=" ".join(f'"{key}={value}"' for key, value in own.items()),
@@ -111,7 +111,7 @@ class SshdHosts:
 
     def processes(self, name: str | None = None) -> list[int]:
         """Processes on a host, or on all, but its sshd."""
-        marks = [f"{_MARK}={self.folder.name}-{each}".encode() for each in self.names
+        marks = [f"{_MARK}={self.folder}-{each}".encode() for each in self.names
                  if name in (None, each)]  # fmt: skip
         found = []
         for entry in Path("/proc").iterdir():
