@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
 from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.schema.recipe import Recipe
+from shardyard.data.labels.names import LabelValues, names_of_classes
 from shardyard.data.labels.prepare import prepare_labelled
 from shardyard.data.labels.rows import sample_row, token_row
 from shardyard.data.labels.samples import LabelledSet
@@ -18,8 +21,12 @@ from shardyard.errors import RequestError, SourceError
 WORDS = ["a", "film", "of", "quiet", "scenes", "and", "long", "shots", "told", "in", "3", "acts"]
 
 
-def _prepare(folder: Path, rows: str, name: str = "train.csv", **sections: Any) -> DatasetMetadata:
-    (folder / name).write_text(rows, encoding="utf-8")
+def _prepare(
+    folder: Path, rows: str | None, name: str = "train.csv", **sections: Any
+) -> DatasetMetadata:
+    """Prepare a table; None: it has been written."""
+    if rows is not None:
+        (folder / name).write_text(rows, encoding="utf-8")
     data = {
         "source": str(folder / name), "dir": str(folder / "prepared"), "tokenizer": "train",
         "tokenizer_kind": "wordpiece", "vocab_size": 260, "seq_len": 16, "eval_fraction": 0.2,
@@ -73,6 +80,74 @@ def test_settings_name_columns_and_labels(tmp_path: Path) -> None:
         data={"keys": {"text": "review", "label": "stars"}, "labels": ["bad", "good"]},
     )  # fmt: skip
     assert data.label_names == ("bad", "good")
+
+
+CLASSES = {"names": ["world", "sport", "trade"], "_type": "ClassLabel"}
+
+
+def _write_classes(path: Path, columns: dict[str, list[Any]], features: dict[str, Any]) -> None:
+    """Write a table as ``datasets`` writes it, with what it says of its columns."""
+    about = json.dumps({"info": {"features": features}})
+    table = pyarrow.table(columns).replace_schema_metadata({"huggingface": about})
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+        return
+    with pyarrow.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "data-00000-of-00001.arrow"])
+def test_classes_of_datasets_have_their_names(tmp_path: Path, name: str) -> None:
+    texts, topics = [f"{' '.join(WORDS)} {n}" for n in range(16)], [0, 1] * 8
+    _write_classes(tmp_path / name, {"text": texts, "topic": topics}, {"topic": CLASSES})
+    keys: dict[str, Any] = {"eval_fraction": 0.2, "keys": {"label": "topic"}}
+    data = _prepare(tmp_path, None, name, data=keys)
+    assert (data.label_names, data.num_labels) == (("world", "sport", "trade"), 3)
+    named = {**keys, "labels": ["a", "b"], "dir": str(tmp_path / "named")}
+    assert _prepare(tmp_path, None, name, data=named).label_names == ("a", "b")
+
+
+def test_classes_of_words_have_their_names(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {"tokens": [WORDS] * 9, "ner_tags": [[0, 1, 2] * 4] * 9}
+    tags = {"names": ["O", "B-X", "I-X"], "_type": "ClassLabel"}
+    for number, feature in enumerate(({"feature": tags, "_type": "List"}, [tags])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _write_classes(folder / "train.parquet", columns, {"ner_tags": feature})
+        data = _prepare(
+            folder, None, "train.parquet", task={"name": "token_classification"},
+            data={"seq_len": 40, "eval_fraction": 0},
+        )  # fmt: skip
+        assert data.label_names == ("O", "B-X", "I-X")
+
+
+def test_files_that_number_their_classes_differently_are_rejected(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {"text": [" ".join(WORDS)] * 4, "label": [0, 1] * 2}
+    for name, names in {"a": ["no", "yes"], "b": ["yes", "no"]}.items():
+        feature = {"names": names, "_type": "ClassLabel"}
+        _write_classes(tmp_path / f"{name}.parquet", columns, {"label": feature})
+    with pytest.raises(RequestError, match=r"a\.parquet numbers .* no, yes, and .*b\.parquet yes"):
+        _prepare(tmp_path, None, "*.parquet")
+
+
+def test_a_model_keeps_its_own_order_of_the_same_classes() -> None:
+    values = LabelValues()
+    values.add([0, 1, 0])
+    others: dict[str, Any] = {"configured": (), "problem_type": None, "of_tokens": False}
+    found = values.names(of_files=("no", "yes"), of_model=("yes", "no"), **others)
+    assert found.names == ("yes", "no") and [found.number(each) for each in (0, 1)] == [1, 0]
+    found = values.names(of_files=("no", "yes"), of_model=("bad", "good"), **others)
+    assert found.names == ("no", "yes") and [found.number(each) for each in (0, 1)] == [0, 1]
+    assert values.names(of_files=("no",), of_model=(), **others).names == ("LABEL_0", "LABEL_1")
+
+
+@pytest.mark.parametrize(
+    "features",
+    [None, [], {"label": {"dtype": "int64", "_type": "Value"}}, {"label": {"_type": "ClassLabel"}},
+     {"label": {"names": ["a", "a"], "_type": "ClassLabel"}}],
+)  # fmt: skip
+def test_columns_that_are_no_classes_have_no_names(features: Any) -> None:
+    assert names_of_classes(features, "label") == ()
 
 
 def test_whole_numbers_are_values_on_request(tmp_path: Path) -> None:

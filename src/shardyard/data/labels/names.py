@@ -24,6 +24,8 @@ class LabelNames:
     """Names by number; none: labels are numbers to predict (regression)."""
     are_words: bool = False
     """Whether rows hold the names, and not the numbers."""
+    of_rows: tuple[str, ...] = ()
+    """Names by number in the rows, where the model numbers the same names in another order."""
 
     @property
     def is_regression(self) -> bool:
@@ -33,7 +35,9 @@ class LabelNames:
         """Return the number of a row's label."""
         if self.is_regression:
             return float(label)
-        return self._numbers[str(label)] if self.are_words else _whole(label)
+        if self.are_words:
+            return self._numbers[str(label)]
+        return self._numbers[self.of_rows[_whole(label)]] if self.of_rows else _whole(label)
 
     @cached_property
     def _numbers(self) -> Mapping[str, int]:
@@ -70,6 +74,7 @@ class LabelValues:
         self,
         *,
         configured: Sequence[str],
+        of_files: Sequence[str],
         of_model: Sequence[str],
         problem_type: str | None,
         of_tokens: bool,
@@ -78,6 +83,7 @@ class LabelValues:
 
         Args:
             configured: ``data.labels``.
+            of_files: Names that the files of rows give to numbers; none: they give none.
             of_model: Names in the model's own config.json; none: it has none.
             problem_type: ``task.problem_type``.
             of_tokens: Whether each token has a label, which is always a class.
@@ -109,8 +115,10 @@ class LabelValues:
                 "labels: data.keys={label: COLUMN}; to predict a number, set "
                 "task.problem_type=regression."
             )
-        names = self._by_word if self.words else self._by_number
-        found = names(configured=configured, of_model=of_model)
+        if self.words:
+            found = self._by_word(configured=configured, of_model=of_model)
+        else:
+            found = self._by_number(configured=configured, of_files=of_files, of_model=of_model)
         if len(found.names) < 2:
             raise RequestError(
                 f"all rows have the label {found.names[0]!r}, so there is nothing to tell apart. "
@@ -134,7 +142,9 @@ class LabelValues:
         ordered = sorted(words, key=lambda word: (word != "O", word))
         return LabelNames(names=tuple(ordered), are_words=True)
 
-    def _by_number(self, *, configured: Sequence[str], of_model: Sequence[str]) -> LabelNames:
+    def _by_number(
+        self, *, configured: Sequence[str], of_files: Sequence[str], of_model: Sequence[str]
+    ) -> LabelNames:
         least, largest = min(self.numbers), max(self.numbers)
         if least < 0:
             raise RequestError(
@@ -152,6 +162,10 @@ class LabelValues:
                 f"{SETTING}={list(configured)} has {len(configured)} names, and a row has label "
                 f"{largest}. Give a name to each number, from 0 on."
             )
+        if not configured and largest < len(of_files):
+            if sorted(of_files) == sorted(of_model):  # its head has learnt them in its own order
+                return LabelNames(names=tuple(of_model), of_rows=tuple(of_files))
+            return LabelNames(names=tuple(of_files))
         if configured or largest < len(of_model):
             return LabelNames(names=tuple(configured or of_model))
         return LabelNames(names=tuple(f"LABEL_{number}" for number in range(largest + 1)))
@@ -167,6 +181,25 @@ def names_of_model(folder: Path | None) -> tuple[str, ...]:
     except (OSError, JsonFileError, KeyError, AttributeError):
         return ()
     return () if all(name.startswith("LABEL_") for name in names) else names
+
+
+def names_of_classes(features: Any, column: str) -> tuple[str, ...]:
+    """Names of the classes of a column, or of the classes in its lists; none: it has none.
+
+    Args:
+        features: What ``datasets`` writes about its columns, as JSON.
+    """
+    feature = features.get(column) if isinstance(features, dict) else None
+    for _ in range(2):  # a list of classes is written as a list, or as the feature of a sequence
+        if isinstance(feature, list) and len(feature) == 1:
+            feature = feature[0]
+        elif isinstance(feature, dict) and isinstance(feature.get("feature"), dict | list):
+            feature = feature["feature"]
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return ()
+    names = feature.get("names")
+    found = tuple(map(str, names)) if isinstance(names, list) else ()
+    return found if len(set(found)) == len(found) else ()
 
 
 def _whole_or_none(label: Any) -> int | None:

@@ -25,8 +25,13 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
 from shardyard.data.byte_ranges import SourceFile, Span, escape_text
 from shardyard.data.formats import format_named
-from shardyard.data.labels.names import LabelNames, LabelValues, names_of_model
-from shardyard.data.labels.rows import LabelledRow, parse_row
+from shardyard.data.labels.names import (
+    LabelNames,
+    LabelValues,
+    names_of_classes,
+    names_of_model,
+)
+from shardyard.data.labels.rows import LABELS, TAGS, LabelledRow, parse_row
 from shardyard.data.own.stored import write_items
 from shardyard.data.prepare import (
     Progress,
@@ -36,10 +41,12 @@ from shardyard.data.prepare import (
     sole_writer,
     write_tokenizer,
 )
+from shardyard.data.readers.arrow import read_features
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.shards import LABELS_VERSION, MANIFEST, check_sizes, read_manifest
 from shardyard.data.sources import read_sections
 from shardyard.data.splits import Corpus, find_corpus
+from shardyard.data.stores.base import open_file
 from shardyard.data.tokenizer import TokenizerFiles
 from shardyard.data.work_units import (
     SCRATCH,
@@ -208,6 +215,35 @@ class _Table:
         elif "train" not in filled:
             self._rule = ValidationRule(self._rule.fraction, forced_train=max(hashes))
 
+    def label_names(self) -> tuple[str, ...]:
+        """Names that ``datasets`` wrote into the files for numbered labels; none: there are none.
+
+        Raises:
+            RequestError: Two files give them in another order.
+        """
+        found: dict[tuple[str, ...], SourceFile] = {}
+        for file in self._files:
+            if file.format in ("parquet", "arrow"):
+                found.setdefault(self._names_in(file), file)
+        found.pop((), None)
+        if len(found) > 1:
+            (names, file), (others, other) = list(found.items())[:2]
+            raise RequestError(
+                f"data.source: {escape_text(file.name)} numbers its labels {', '.join(names)}, and "
+                f"{escape_text(other.name)} {', '.join(others)}. Write the labels of both as words."
+            )
+        return next(iter(found), ())
+
+    def _names_in(self, file: SourceFile) -> tuple[str, ...]:
+        with open_file(file) as opened:
+            columns, features = read_features(
+                opened, escape_text(file.path), is_parquet=file.format == "parquet"
+            )
+        key, usual = ("ner_tags", TAGS) if self.of_tokens else ("label", LABELS)
+        own = dict(self._text_of.keys).get(key)
+        column = own or next((name for name in usual if name in columns), "")
+        return names_of_classes(features, column)
+
     def _sections(self, activity: str) -> Iterator[tuple[str, str]]:
         total, done = sum(file.size_bytes for file in self._files), 0
         for file in self._files:
@@ -231,6 +267,7 @@ def _write(
         values.add(row.label if table.of_tokens else [row.label])
     names = values.names(
         configured=recipe.data.labels,
+        of_files=table.label_names(),
         of_model=of_model,
         problem_type=recipe.task.problem_type,
         of_tokens=table.of_tokens,

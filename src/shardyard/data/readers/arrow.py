@@ -11,6 +11,7 @@ from shardyard.data.byte_ranges import Span, TextSection, escape_text
 from shardyard.data.readers.columns import TextOf, chat_hint, some_keys
 from shardyard.data.readers.read_errors import extra
 from shardyard.errors import SourceError
+from shardyard.io.files import parse_json
 
 _BATCH_ROWS = 256
 """Rows whose text is held as Python objects at a time."""
@@ -63,6 +64,30 @@ def read_arrow(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSect
                 part = kept.slice(start, _BATCH_ROWS)
                 yield from _texts_of_batch(part, number + start, path, text_of)
             number += len(batch)
+
+
+def read_features(file: BinaryIO, path: str, *, is_parquet: bool) -> tuple[list[str], Any]:
+    """Return the columns of a table, and what ``datasets`` wrote about them; None: nothing.
+
+    Raises:
+        RequestError: pyarrow is not installed.
+        SourceError: It is no such file.
+    """
+    parquet = extra("parquet", "pyarrow.parquet", what=path)
+    ipc = extra("parquet", "pyarrow.ipc", what=path)
+    with _arrow_errors(path, "Parquet" if is_parquet else "Arrow"):
+        if is_parquet:
+            schema = parquet.read_schema(file)
+        else:
+            is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            file.seek(0)
+            schema = (ipc.open_file(file) if is_file else ipc.open_stream(file)).schema
+    written = (schema.metadata or {}).get(b"huggingface")
+    try:
+        about = None if written is None else parse_json(written.decode())["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        about = None  # of another program: columns are read all the same
+    return list(schema.names), about
 
 
 @contextmanager
