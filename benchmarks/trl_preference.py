@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for loss, task in LOSSES.items():
             theirs = trained_by_trl(folder / f"trl {loss}", model, pairs, task)
             for layout, processes in LAYOUTS.items():
-                ours = trained_here(folder / f"{loss} {layout}", model, pairs, task, processes)
+                given = {"name": "preference", "beta": BETA, **task}
+                ours = trained_here(folder / f"{loss} {layout}", model, pairs, given, processes)
                 row = compared(ours, theirs, before=load_file(model / "model.safetensors"))
                 print(f"{loss}, {layout}: {row['largest_difference']}")
                 found[f"{loss}, {layout}"] = row
@@ -92,7 +93,7 @@ def trained_here(
     recipe: dict[str, Any] = {
         "run": {"name": "pairs", "dir": str(folder / "runs"), "epochs": STEPS},
         "model": {"path": str(model)},
-        "task": {"name": "preference", "beta": BETA, "eval_every_steps": None, **task},
+        "task": {"eval_every_steps": None, **task},
         "data": {
             "source": str(pairs), "eval_source": str(pairs.with_name("same.jsonl")),
             "format": "preference_pairs",
@@ -133,14 +134,22 @@ def _call(*words: str) -> Any:
     return json.loads(answer.stdout) if "--json" in words else None
 
 
-def trained_by_trl(folder: Path, model: Path, pairs: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """The same by TRL, in a process of its own: its packages are imported nowhere else."""
+def trained_by_trl(
+    folder: Path, model: Path, pairs: Path, task: dict[str, Any], by: str = "trl_preference"
+) -> dict[str, Any]:
+    """The same by TRL, in a process of its own: its packages are imported nowhere else.
+
+    Args:
+        by: Module of the function that trains.
+    """
     folder.mkdir()
     request = json.dumps([str(folder), str(model), str(pairs), task])
-    program = "import sys; from benchmarks.trl_preference import train_by_trl; train_by_trl()"
-    subprocess.run(
-        [sys.executable, "-c", program], input=request, text=True, check=True, capture_output=True
+    program = f"from benchmarks.{by} import train_by_trl; train_by_trl()"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], input=request, text=True, check=False, capture_output=True
     )
+    if answer.returncode:
+        raise SystemExit(f"TRL ended with {answer.returncode}:\n{answer.stderr}")
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return {**result, "weights": load_file(folder / "out" / "model.safetensors")}
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import task_row
 from shardyard.data.byte_ranges import TextSection
 from shardyard.data.preference.rows import AnswerPair, pair_text
-from shardyard.data.preference.samples import AnswerPairs
+from shardyard.data.preference.samples import AnswerPairs, PackedPairs, RatedPairs, pairs_class
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.data.text_datasets import prepare_text
@@ -107,7 +108,9 @@ def test_both_answers_have_the_tokens_and_the_loss_of_dialogues() -> None:
     assert all(each.is_whole for each in pair)
 
 
-def _prepared(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> AnswerPairs:
+def _prepared(
+    tmp_path: Path, rows: list[dict[str, Any]], task: str = "preference", **data: Any
+) -> PackedPairs:
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = {
@@ -115,12 +118,12 @@ def _prepared(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> Answer
         "chat_template": "chatml", "vocab_size": 300, "tokenizer": "train", "eval_fraction": 0.0,
         "add_special_tokens": ("<|im_start|>", "<|im_end|>"), "seq_len": 256, **data,
     }  # fmt: skip
-    recipe = Recipe.model_validate({"task": {"name": "preference"}, "data": given})
+    recipe = Recipe.model_validate({"task": {"name": task}, "data": given})
     facts = prepare_text(recipe, model_dir=None, progress=lambda *_: None)
     assert facts.train_documents == 2 * len(rows) and facts.unigram_entropy == 0.0
-    found = AnswerPairs(
+    found = pairs_class(task_row(task))(
         TokenShards(Path(facts.dir), "train"), seq_len=given["seq_len"],
-        too_long=recipe.data.too_long, columns=(LEARNT,),
+        too_long=recipe.data.too_long, columns=(LEARNT,) if task == "preference" else (),
     )  # fmt: skip
     assert facts.train_samples == found.num_samples and facts.too_long == found.num_too_long
     return found
@@ -136,6 +139,7 @@ ROWS = [
 @pytest.mark.heavy
 def test_each_pair_is_in_one_sample_with_both_answers(tmp_path: Path) -> None:
     pairs = _prepared(tmp_path, ROWS)
+    assert isinstance(pairs, AnswerPairs)
     pairs.reference = np.arange(40.0).reshape(20, 2)
     seen = []
     for index in range(pairs.num_samples):
@@ -152,6 +156,29 @@ def test_each_pair_is_in_one_sample_with_both_answers(tmp_path: Path) -> None:
         learnt = sample.fields[LEARNT][1:] != 0
         assert all(learnt[documents == each].any() for each in range(2 * len(numbers)))
     assert sorted(seen) == list(range(20)) and pairs.num_samples < 20
+
+
+@pytest.mark.heavy
+def test_a_reward_is_read_at_the_last_token_of_each_dialogue(tmp_path: Path) -> None:
+    pairs = _prepared(tmp_path, ROWS, task="reward")
+    assert isinstance(pairs, RatedPairs)
+    shards, seen = pairs._shards, 0
+    for index in range(pairs.num_samples):
+        sample = pairs.sample(index, 0)
+        assert {*sample.fields} == {"tokens", "positions", "pairs", "reads"}
+        numbers = pairs.numbers[pairs.units_of(index)]
+        seen += len(numbers)
+        for number, ends in zip(numbers, sample.fields["reads"], strict=False):
+            for document, end in zip((2 * number, 2 * number + 1), ends, strict=True):
+                whole = shards.document_at(int(shards.document_starts[document]))
+                tokens = shards.read(whole.start, whole.stop)
+                begin = end + 1 - len(tokens)
+                assert (sample.fields["tokens"][begin : end + 1] == tokens).all()
+                assert sample.fields["positions"][[begin, end]].tolist() == [0, len(tokens) - 1]
+    assert seen == 20 and pairs.num_samples < 20
+    fitting = int(pairs._sizes.sum(axis=1).max())
+    with pytest.raises(RequestError, match=rf"Set data.seq_len={fitting}, or"):
+        _prepared(tmp_path, ROWS, task="reward", seq_len=fitting - 1)
 
 
 @pytest.mark.heavy

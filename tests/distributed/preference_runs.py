@@ -21,7 +21,7 @@ from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED
-from shardyard.data.preference.samples import AnswerPairs
+from shardyard.data.preference.samples import PackedPairs
 from shardyard.data.samples import Stream
 from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.data.text_datasets import prepare_text
@@ -116,7 +116,7 @@ class Pair(NamedTuple):
 
 def pairs_of(stream: Any, samples: Sequence[int]) -> Iterator[Pair]:
     """Read the pairs of samples from the prepared files, one after the other and unpacked."""
-    assert isinstance(stream, Stream) and isinstance(stream.samples, AnswerPairs)
+    assert isinstance(stream, Stream) and isinstance(stream.samples, PackedPairs)
     pairs, shards = stream.samples, stream.samples._shards
     assert isinstance(shards, TokenShards)
     for index in samples:

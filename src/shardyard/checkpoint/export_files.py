@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from shardyard.config.model.source import model_folder
 from shardyard.config.model.vocabulary import difference_of, vocabulary_in
 from shardyard.config.resolved import Resolved
+from shardyard.config.tasks import task_row
 from shardyard.errors import JsonFileError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.io.digests import COMPLETE
@@ -57,6 +58,8 @@ class ExportFiles:
     warnings: tuple[str, ...]
     same_ends: tuple[str, ...] = ()
     """Keys of config.json whose tokens are those of the source, although tokens were added."""
+    rates_dialogues: bool = False
+    """Whether the model gives dialogues a reward, by their last token."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -75,11 +78,13 @@ def find_export_files(resolved: Resolved) -> ExportFiles:
         RequestError: The source's config.json is no JSON object.
     """
     data = _tokenizer_files(Path(resolved.data.dir))
+    rates_dialogues = task_row(resolved.recipe.task.name).gives_reward
     source, warnings = _source(resolved)
     if source is None:
         return ExportFiles(
             copied=data, config=None, has_own_tokenizer=False,
             warnings=(*warnings, *_without_tokenizer(data, resolved)),
+            rates_dialogues=rates_dialogues,
         )  # fmt: skip
     is_own = _is_own_tokenizer(resolved, source, data)
     taken, left_out = _taken(source)
@@ -101,6 +106,7 @@ def find_export_files(resolved: Resolved) -> ExportFiles:
         copied=taken, config=config, has_own_tokenizer=is_own,
         warnings=(*warnings, *_without_tokenizer(taken, resolved)),
         same_ends=_same_ends(source, Path(resolved.data.dir)) if has_more else (),
+        rates_dialogues=rates_dialogues,
     )  # fmt: skip
 
 
@@ -121,7 +127,7 @@ def write_export_files(
         changed = [name for name in _ENDS if name not in files.same_ends]
         ends = {name: getattr(tokenizer, name) for name in changed}
     if files.has_tokenizer and shape.is_causal and shape.label_head == "samples":
-        ends |= _padding(folder, files.config)
+        ends |= _padding(folder, files.config, of_dialogues=files.rates_dialogues)
     architecture = type(build_on_meta(shape)).__name__
     if files.config is None:
         config = hf_config(shape)
@@ -141,21 +147,43 @@ def write_export_files(
         GenerationConfig(**ends).save_pretrained(folder)
 
 
-def _padding(folder: Path, config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _padding(
+    folder: Path, config: Mapping[str, Any] | None, *, of_dialogues: bool = False
+) -> dict[str, Any]:
     """Return the token that pads, by which transformers finds the last token of a sample.
 
     Without one in config.json it rejects batches. It must not be the token that ends a sample.
+
+    Args:
+        of_dialogues: Samples are dialogues of the chat template. If their last token is the one
+            that pads, as in many models, another one replaces it.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    if tokenizer.pad_token_id is None:
-        last = tokenizer.convert_ids_to_tokens(tokenizer("a").input_ids[-1:])
+    ends = _dialogue_ends(tokenizer) if of_dialogues else []
+    if tokenizer.pad_token_id is None or tokenizer.pad_token in ends:
+        last = ends or tokenizer.convert_ids_to_tokens(tokenizer("a").input_ids[-1:])
         named = (tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token)
         tokenizer.pad_token = next((each for each in named if each and each not in last), None)
         tokenizer.save_pretrained(folder)
     known = None if config is None else config.get("pad_token_id")
-    if known is not None or tokenizer.pad_token_id is None:
-        return {}
-    return {"pad_token_id": tokenizer.pad_token_id}
+    is_end = known is not None and tokenizer.convert_ids_to_tokens(known) in ends
+    if is_end or (known is None and tokenizer.pad_token_id is not None):
+        return {"pad_token_id": tokenizer.pad_token_id}
+    return {}
+
+
+def _dialogue_ends(tokenizer: Any) -> list[str]:
+    """Return the tokens that a dialogue may end with.
+
+    Where the template puts no token behind an answer, that is the token that ends a text.
+    """
+    answer = "an answer"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    behind = text.rpartition(answer)[2]
+    special = [each.content for each in tokenizer.added_tokens_decoder.values() if each.special]
+    is_open = not any(each in behind for each in special)
+    return [*tokenizer.tokenize(text)[-1:], *([tokenizer.eos_token] if is_open else [])]
 
 
 def _name_no_code(files: Iterable[Path]) -> None:

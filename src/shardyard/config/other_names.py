@@ -263,6 +263,7 @@ _SAME = {
     "pref_beta": "task.beta",
     "rl_beta": "task.beta",
     "dpo_beta": "task.beta",
+    "center_rewards_coefficient": "task.center_rewards",
     "smoothing": "task.label_smoothing",
     "steps": "run.steps",
     "train_steps": "run.steps",
@@ -465,7 +466,7 @@ _EXPORT = "`shardyard export RUN --to FOLDER` writes a Hugging Face folder (docs
 _IMPORT = "`shardyard import FILE` makes a recipe of it (docs/verbs/import.md)."
 _PREFERENCES = (
     "Pairs of answers train with task.name=preference data.format=preference_pairs (docs/chat.md); "
-    "training on rewards is not supported."
+    "task.name=reward makes a reward model of them. Training on rewards is not supported."
 )
 
 _WORDS = {

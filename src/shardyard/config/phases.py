@@ -44,7 +44,8 @@ def check_phases(recipe: Recipe) -> Iterable[Problem]:
     """Find settings in a list of phases that no phase can have."""
     if not recipe.phases:
         return
-    if task_row(recipe.task.name).compares_answers:
+    row = task_row(recipe.task.name)
+    if row.compares_answers and not row.gives_reward:
         text = "are not supported with pairs of answers, whose reference is the model as the run "
         text += "begins. Train each by a run of its own, with run.from."
         yield Problem("phases", text)

@@ -75,6 +75,8 @@ class TaskRow:
     """Whether ``task.loss`` and ``task.metrics`` get the outputs of its models."""
     compares_answers: bool = False
     """Whether its data has pairs of answers, of which one is preferred."""
+    gives_reward: bool = False
+    """Whether its head gives a text one number, its reward."""
     reads_items: bool = False
     """Whether training reads items of ``data.module`` by number; else the module gives text."""
     reads_eval_sets: bool = False
@@ -106,6 +108,13 @@ class TaskRow:
 _BETTER_HIGHER = Metric(is_better_higher=True, is_of_logits=True)
 _TEXT = "shardyard.data.text_datasets:prepare_text"
 _OF_TOKENS = {"loss": Metric(), "perplexity": Metric()}
+_OF_PAIRS = {
+    "loss": Metric(),
+    "accuracy": _BETTER_HIGHER,
+    "margin": _BETTER_HIGHER,
+    "chosen_reward": _BETTER_HIGHER,
+    "rejected_reward": Metric(is_of_logits=True),
+}
 
 TASKS: dict[str, TaskRow] = {
     "causal_lm": TaskRow(
@@ -172,18 +181,21 @@ TASKS: dict[str, TaskRow] = {
     "preference": TaskRow(
         code="shardyard.tasks.preference:Preference",
         prepare=_TEXT,
-        metrics={
-            "loss": Metric(),
-            "accuracy": _BETTER_HIGHER,
-            "margin": _BETTER_HIGHER,
-            "chosen_reward": _BETTER_HIGHER,
-            "rejected_reward": Metric(is_of_logits=True),
-        },
+        metrics=_OF_PAIRS,
         is_causal=True,
         data_formats=("preference_pairs",),
         continues_text=True,
         reads_learnt=True,
         compares_answers=True,
+    ),
+    "reward": TaskRow(
+        code="shardyard.tasks.reward:Reward",
+        prepare=_TEXT,
+        metrics=_OF_PAIRS,
+        is_causal=True,
+        data_formats=("preference_pairs",),
+        compares_answers=True,
+        gives_reward=True,
     ),
     "image_classification": TaskRow(
         code="shardyard.tasks.images:ImageClassification",
@@ -283,7 +295,7 @@ def imported(import_path: str) -> Any:
 
 PREFERENCE_LOSSES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo"}
 """Other trainers' names for losses of preferences -> ``task.loss_type``."""
-NOT_BUILT = ("kto", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
+NOT_BUILT = ("kto", "simpo", "cpo", "ppo", "grpo", "rlhf")
 """Other trainers' names for tasks that are not built here."""
 
 
@@ -304,8 +316,8 @@ def task_row(name: str) -> TaskRow:
     if name in NOT_BUILT and plug_in_named("tasks", name) is None:
         raise RequestError(
             "tuning by rewards, or by other preferences than pairs, is not built. With pairs of "
-            "answers use task.name=preference (docs/chat.md); else give what `shardyard "
-            "export` writes to a tool for it, such as TRL."
+            "answers use task.name=preference, or reward for a reward model (docs/chat.md); else "
+            "give what `shardyard export` writes to a tool for it, such as TRL."
         )
     row: TaskRow = load_entry_point("tasks", name, builtin=TASKS, validate=_validate_row)
     return row

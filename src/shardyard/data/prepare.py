@@ -143,17 +143,17 @@ def prepare(
     check_loss_share(metadata, data, setting=corpus.setting)
     check_document_count(metadata, recipe)
     metadata = with_true_pairs(metadata, recipe)
-    compares_answers = task_row(recipe.task.name).compares_answers
-    if data.pack == "stream" and not compares_answers:
+    task = task_row(recipe.task.name)
+    if data.pack == "stream" and not task.compares_answers:
         return metadata
     # Not above: it imports torch, which takes more seconds than a small corpus.
-    from shardyard.data.preference.samples import AnswerPairs
+    from shardyard.data.preference.samples import pairs_class
     from shardyard.data.samples import with_samples
 
-    if compares_answers:  # whose loss is not that of a token
+    if task.compares_answers:  # whose loss is not that of a token
         metadata = replace(metadata, unigram_entropy=0.0)
         data = data.model_copy(update={"seq_len": sample_tokens(recipe, model_dir)})
-        return with_samples(metadata, data, AnswerPairs, columns=(LEARNT,))
+        return with_samples(metadata, data, pairs_class(task), columns=(LEARNT,))
     return with_samples(metadata, data)
 
 

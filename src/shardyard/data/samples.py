@@ -190,6 +190,8 @@ class WholeDocuments:
     """Word for what stays together."""
     unit_documents: ClassVar[int] = 1
     """Documents that stay together, one after the other (U of a unit)."""
+    reads_last: ClassVar[bool] = False
+    """Whether the last token of a document takes a place, too, though no other follows it."""
 
     def __init__(
         self,
@@ -211,7 +213,8 @@ class WholeDocuments:
         shards.require_columns(columns)
         self._shards, self._seq_len, self._columns = shards, seq_len, columns
         starts = shards.document_starts
-        sizes_NU = (np.diff(np.append(starts, shards.num_tokens)) - 1).reshape(
+        unread = int(not self.reads_last)
+        sizes_NU = (np.diff(np.append(starts, shards.num_tokens)) - unread).reshape(
             -1, self.unit_documents
         )
         total_N = sizes_NU.sum(axis=1)
@@ -271,16 +274,20 @@ class WholeDocuments:
         units = self.units_of(index)
         documents = zip(self._starts[units].flat, self._sizes[units].flat, strict=True)
         for start, size in ((int(start), int(size)) for start, size in documents):
-            tokens = self._shards.read(start, start + size + 1)
-            fields["tokens"][at : at + size] = tokens[:-1]
-            fields["targets"][at : at + size] = tokens[1:]
             fields["positions"][at : at + size] = np.arange(size)
-            for name in self._columns:
-                values = self._shards.read(start, start + size + 1, name)
-                fields[name][at + 1 : at + 1 + size] = values[1:]
+            self._read_document(start, {name: each[at:] for name, each in fields.items()}, size)
             at += size
         fields["positions"][at:] = np.arange(self._seq_len - at)  # padding is for itself too
         return Sample(fields, at)
+
+    def _read_document(self, start: int, fields: Mapping[str, Tokens], size: int) -> None:
+        """Fill the first ``size`` places of fields with the document at ``start``."""
+        tokens = self._shards.read(start, start + size + 1)
+        fields["tokens"][:size] = tokens[:-1]
+        fields["targets"][:size] = tokens[1:]
+        for name in self._columns:
+            values = self._shards.read(start, start + size + 1, name)
+            fields[name][1 : 1 + size] = values[1:]
 
     def padding(self) -> Sample:
         """Return tokens 0 without predictions."""

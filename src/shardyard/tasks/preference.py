@@ -1,6 +1,6 @@
 """Prefer one of two answers: DPO, IPO and ORPO on packed pairs of dialogues."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,8 +8,8 @@ import torch
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import MicroBatch
-from shardyard.data.preference.samples import AnswerPairs
-from shardyard.data.samples import Prepare
+from shardyard.data.preference.samples import AnswerPairs, match_most_pairs
+from shardyard.data.samples import Prepare, SampleSet
 from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
@@ -36,6 +36,11 @@ class Preference(CausalLM):
     def preparation(cls, resolved: Resolved, split: str) -> Prepare:  # noqa: ARG003
         """Takes the targets outside of answers away."""
         return mask_untrained_targets
+
+    @classmethod
+    def match_forms(cls, sets: Sequence[SampleSet]) -> None:
+        """Let samples of all sources have room for equally many pairs."""
+        match_most_pairs(sets)
 
     @staticmethod
     def compute(

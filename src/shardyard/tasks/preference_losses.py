@@ -5,7 +5,8 @@ The reference model is the model as the run began. Its log-probabilities come wi
 sample that this rank computes, P = most pairs in a sample, D = 2P documents of a sample.
 """
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, assert_never
 
 import torch
@@ -48,31 +49,38 @@ class _Aims(NamedTuple):
                    is_pair == 1)  # fmt: skip
 
 
-class PreferenceLosses(LanguageModel):
-    """Forward pass and losses of pairs of answers."""
+class PairLosses(LanguageModel):
+    """Forward pass of pairs of answers, and the sums of their losses and rewards."""
 
-    def __init__(
-        self, parts: ParallelModel, mesh: Mesh, *, recipe: Recipe, device: torch.device
-    ) -> None:
-        super().__init__(parts, mesh, device=device)
-        task = recipe.task
-        self._loss_type, self._beta = task.loss_type, task.beta
-        self._label_smoothing = task.label_smoothing
-        self._context = mesh.group("cp") if mesh.layout.cp > 1 else None
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor, *, in_training: bool) -> Tensor:
+        """Sum of the losses of pairs, fp32, not scaled."""
+
+    @abstractmethod
+    def rewards(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards of both answers (B, P, 2), fp64, and where there is a pair (B, P)."""
+
+    def located(self, batch: MicroBatch) -> MicroBatch:
+        """Return the batch with what its targets need, made in host memory."""
+        return batch
+
+    def backward(self, batches: Sequence[MicroBatch]) -> LossSums:
+        """Forward and backward passes of all micro-batches."""
+        return super().backward([self.located(batch) for batch in batches])
 
     def forward(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Run only forward passes, and compare the answers."""
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         total, divisor, sums = zero, 0, dict.fromkeys(_SUMS, zero)
-        for batch in batches:
+        for batch in map(self.located, batches):
             divisor += self._divisor([batch])
             placed = self._placed(batch)
             outputs = self._through(self.inputs(placed))
             if outputs is None:
                 continue
             aims = self.targets(placed)
-            total = total + summable(self._loss(outputs, aims, smoothing=0.0))
-            for name, found in self._rewards(outputs, aims).items():
+            total = total + summable(self.loss(outputs, aims, in_training=False))
+            for name, found in self._reward_sums(outputs, aims).items():
                 sums[name] = sums[name] + found
         self.end_forward()
         counted = {name: self._counted(sums[name]) for name in _SUMS}
@@ -90,6 +98,48 @@ class PreferenceLosses(LanguageModel):
             "chosen_reward": chosen, "rejected_reward": rejected,
         }  # fmt: skip
 
+    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Sum of the losses of pairs, fp32."""
+        return self.loss_scale.on(self.loss(outputs, targets, in_training=True))
+
+    def end_forward(self) -> None:
+        """Let go of gathered weights after forward passes alone."""
+        reshard(self.roots)
+
+    def _reward_sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Sums over pairs of the rewards of both answers, and of those in the right order, fp64."""
+        reward_BP2, is_pair_BP = self.rewards(outputs, targets)
+        chosen, rejected = torch.where(is_pair_BP[..., None], reward_BP2, 0.0).unbind(-1)
+        return {
+            "right": (chosen > rejected).sum().double(),
+            "chosen": chosen.sum(),
+            "rejected": rejected.sum(),
+        }
+
+    def _counted(self, loss_sum: Tensor) -> Tensor:
+        # each rank of tp and cp has computed the same losses
+        counts = self._mesh.tensor_rank == self._mesh.context_rank == 0
+        return loss_sum if counts else torch.zeros_like(loss_sum)
+
+    def _divisor(self, batches: Iterable[MicroBatch]) -> int:
+        """Pairs of answers."""
+        if not self._mesh.speaks_for_samples:
+            return 0
+        return sum(int((batch["pairs"] >= 0).sum()) for batch in batches)
+
+
+class PreferenceLosses(PairLosses):
+    """Losses of the log-probabilities of both answers."""
+
+    def __init__(
+        self, parts: ParallelModel, mesh: Mesh, *, recipe: Recipe, device: torch.device
+    ) -> None:
+        super().__init__(parts, mesh, device=device)
+        task = recipe.task
+        self._loss_type, self._beta = task.loss_type, task.beta
+        self._label_smoothing = task.label_smoothing
+        self._context = mesh.group("cp") if mesh.layout.cp > 1 else None
+
     def targets(self, batch: MicroBatch) -> Tensor:
         """Return all that the outputs of this rank's tokens are compared with, in one tensor."""
         return _Aims(
@@ -98,10 +148,6 @@ class PreferenceLosses(LanguageModel):
             batch["reference"],
             batch["pairs"] >= 0,
         ).joined()
-
-    def losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Sum of the losses of pairs, fp32."""
-        return self.loss_scale.on(self._loss(outputs, targets, smoothing=self._label_smoothing))
 
     def log_probabilities(self, batch: MicroBatch) -> Tensor | None:
         """Log-probabilities of both answers of each pair (B, P, 2) in nats, fp64.
@@ -116,10 +162,6 @@ class PreferenceLosses(LanguageModel):
         logp_BP2, _ = self._answers(outputs, self._aims(outputs, self.targets(placed)))
         counts = self._mesh.tensor_rank == self._mesh.context_rank == 0
         return logp_BP2 if counts else None
-
-    def end_forward(self) -> None:
-        """Let go of gathered weights after forward passes alone."""
-        reshard(self.roots)
 
     def _aims(self, outputs: Tensor, targets: Tensor) -> _Aims:
         return _Aims.split(targets, tokens=outputs.shape[1])
@@ -136,13 +178,14 @@ class PreferenceLosses(LanguageModel):
         logp_BD = -(loss_Bl[..., None] * is_of_BlD).sum(dim=1)
         tokens_BD = is_of_BlD.sum(dim=1).double()
         if self._context is not None:
-            logp_BD = _SumOverRanks.apply(logp_BD, self._context)  # type: ignore[no-untyped-call]
+            logp_BD = SumOverRanks.apply(logp_BD, self._context)  # type: ignore[no-untyped-call]
             dist.all_reduce(tokens_BD, group=self._context)
         shape = (len(logp_BD), pairs, 2)
         return logp_BD.view(shape), tokens_BD.view(shape)
 
-    def _loss(self, outputs: Tensor, targets: Tensor, *, smoothing: float) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, *, in_training: bool) -> Tensor:
         """Sum of the losses of pairs, fp32, not scaled."""
+        smoothing = self._label_smoothing if in_training else 0.0
         aims = self._aims(outputs, targets)
         logp_BP2, tokens_BP2 = self._answers(outputs, aims)
         loss_BP = self._loss_of_pairs(logp_BP2, tokens_BP2, aims.reference_BP2, smoothing)
@@ -169,35 +212,17 @@ class PreferenceLosses(LanguageModel):
             case _:
                 assert_never(self._loss_type)
 
-    def _rewards(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over pairs of the rewards of both answers, and of those in the right order, fp64.
+    def rewards(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards of both answers of each pair (B, P, 2), fp64, and where there is a pair (B, P).
 
         A reward is beta times what training has added to the log-probability; with orpo, which has
         no reference, beta times the mean log-probability of a token.
         """
         aims = self._aims(outputs, targets)
-        reward_BP2, tokens_BP2 = self._answers(outputs, aims)
+        logp_BP2, tokens_BP2 = self._answers(outputs, aims)
         if self._loss_type == "orpo":
-            reward_BP2 = self._beta * reward_BP2 / tokens_BP2.clamp(min=1)
-        else:
-            reward_BP2 = self._beta * (reward_BP2 - aims.reference_BP2)
-        chosen, rejected = torch.where(aims.is_pair_BP[..., None], reward_BP2, 0.0).unbind(-1)
-        return {
-            "right": (chosen > rejected).sum().double(),
-            "chosen": chosen.sum(),
-            "rejected": rejected.sum(),
-        }
-
-    def _counted(self, loss_sum: Tensor) -> Tensor:
-        # each rank of tp and cp has computed the same losses
-        counts = self._mesh.tensor_rank == self._mesh.context_rank == 0
-        return loss_sum if counts else torch.zeros_like(loss_sum)
-
-    def _divisor(self, batches: Iterable[MicroBatch]) -> int:
-        """Pairs of answers."""
-        if not self._mesh.speaks_for_samples:
-            return 0
-        return sum(int((batch["pairs"] >= 0).sum()) for batch in batches)
+            return self._beta * logp_BP2 / tokens_BP2.clamp(min=1), aims.is_pair_BP
+        return self._beta * (logp_BP2 - aims.reference_BP2), aims.is_pair_BP
 
 
 def _log1mexp(x: Tensor) -> Tensor:
@@ -206,7 +231,7 @@ def _log1mexp(x: Tensor) -> Tensor:
     return torch.where(x > -0.6931, torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
 
 
-class _SumOverRanks(torch.autograd.Function):
+class SumOverRanks(torch.autograd.Function):
     """Sum of what the ranks of a group have; each takes the gradient of the whole to its part.
 
     All of them compute the same losses of the sum, which count once.

@@ -222,7 +222,8 @@ def open_reference(
         DataError: A file of values is damaged.
     """
     task = resolved.recipe.task
-    if not task_row(task.name).compares_answers or task.loss_type == "orpo":
+    row = task_row(task.name)
+    if not row.compares_answers or row.gives_reward or task.loss_type == "orpo":
         return None
     samples = resolved.samples
     if saved is not None:

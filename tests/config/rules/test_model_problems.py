@@ -20,7 +20,7 @@ WRONG = [
     (["task.name=masked_lm"], "task.name=masked_lm: in llama-tiny a token sees only earlier to"),
     (
         ["model.preset=bert-tiny", "task.name=masked_lm", "task.generate_tokens=8"],
-        "task.generate_tokens=8: a model that fills gaps does not continue text. Use 0.",
+        "task.generate_tokens=8: a model of task.name=masked_lm does not continue text. Use 0.",
     ),
     (
         ["task.generate_every=validation", "task.generate_tokens=0"],

@@ -30,6 +30,9 @@ def test_pairs_train_with_their_own_settings() -> None:
     check(_recipe(task={"label_smoothing": 0.1}, run={"target": {"accuracy": 0.9}}))
     check(_recipe(data={"seq_len": "auto"}))
     check(_recipe(data={"keys": {"chosen": "good"}}, model={"lora": {"rank": 4}}))
+    check(_recipe(task={"name": "reward", "center_rewards": 0.01}, data={"too_long": "cut"}))
+    phases = [{"run": {"steps": 2}}, {"run": {"steps": 2}}]
+    check(_recipe(task={"name": "reward"}, phases=phases))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,21 @@ def test_pairs_train_with_their_own_settings() -> None:
             {"task": {"name": "causal_lm", "loss_type": "orpo"}, "data": {"format": "text"}},
             "task.loss_type=orpo is of pairs",
         ),
+        ({"task": {"center_rewards": 0.01}}, "Use task.name=reward, or leave it out"),
+        ({"task": {"name": "reward", "beta": 0.3}}, "Use task.name=preference, or leave it out"),
+        (
+            {"task": {"name": "reward", "label_smoothing": 0.1}},
+            "task.label_smoothing=0.1 has no effect on reward models. Leave it out",
+        ),
+        (
+            {"task": {"name": "reward"}, "model": {"lora": {"rank": 4}}},
+            "Train the whole model: leave model.lora out",
+        ),
+        (
+            {"task": {"name": "reward", "generate_tokens": 8}},
+            "a model of task.name=reward does not continue text. Use 0",
+        ),
+        ({"task": {"name": "reward"}, "data": {"format": "chat"}}, "Use preference_pairs"),
         ({"task": {"name": "dpo"}}, "Use task.name=preference task.loss_type=sigmoid"),
         ({"task": {"name": "kto"}}, "is not built"),
         ({"precision": {"reduce": "exact"}}, "precision.reduce"),

@@ -123,7 +123,9 @@ def shape_or_none(recipe: Recipe, folder: Path | None, vocab_size: int) -> Model
             f"model.dropout={shape.hidden_dropout}, or another share."
         )
     own = config.get("id2label")
-    return replace(shape, num_labels=len(own)) if isinstance(own, dict) and own else shape
+    if not isinstance(own, dict) or not own or task_row(recipe.task.name).gives_reward:
+        return shape
+    return replace(shape, num_labels=len(own))
 
 
 def network_or_none(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
@@ -153,10 +155,10 @@ def with_heads(shape: ModelShape, task: str) -> ModelShape:
     The number of labels is a usual one, until the data is known (``with_labels``).
     """
     row = task_row(task)
-    if row.labelled is not None:
+    if row.labelled is not None or row.gives_reward:
         return replace(
-            shape, judges_pairs=False, label_head=row.labelled, num_labels=_USUAL_LABELS,
-            tie_word_embeddings=False,
+            shape, judges_pairs=False, label_head=row.labelled or "samples",
+            num_labels=1 if row.gives_reward else _USUAL_LABELS, tie_word_embeddings=False,
         )  # fmt: skip
     judges_pairs = row.judges_pairs and shape.family.pair_head is not None
     return replace(shape, judges_pairs=judges_pairs)

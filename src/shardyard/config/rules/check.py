@@ -399,8 +399,8 @@ MOST_AVERAGING_IN_BF16 = 0.99
 def _generation(recipe: Recipe) -> Iterable[Problem]:
     task = recipe.task
     if task.generate_tokens and not task_row(task.name).continues_text:
-        text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
-        yield Problem("task.generate_tokens", text)
+        text = f"={task.generate_tokens}: a model of task.name={task.name} does not continue text. "
+        yield Problem("task.generate_tokens", f"{text}Use 0.")
     wanted = {"task.generate_every": task.generate_every, "task.prompts": task.prompts}
     for setting, value in wanted.items():
         if value not in ("end", ()) and not task.generate_tokens:

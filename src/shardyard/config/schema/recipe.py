@@ -153,8 +153,8 @@ class TaskSettings(OpenSection):
     """Training objective and validation."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """Training objective: next token, masked tokens, BERT pretraining, pairs of answers, labels of
-    texts, tokens or images, or a task from an installed package."""
+    """Training objective: next token, masked tokens, BERT pretraining, pairs of answers, a reward
+    model, labels of texts, tokens or images, or a task from an installed package."""
     loss: str | None = None
     """Your own loss as package.module:function of (outputs, batch)
     (docs/tutorials/own-code.md). null: the task's."""
@@ -188,6 +188,9 @@ class TaskSettings(OpenSection):
     beta: PositiveNumber = 0.1
     """Strength of the pull to the reference model, for preference tuning; weight of the odds ratio
     in orpo."""
+    center_rewards: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the squared sum of a pair's rewards in a reward model, such as 0.01
+    (arXiv:2312.09244)."""
     label_smoothing: Averaging = 0.0
     """Share of each image's label spread over all classes; of pairs of answers, the share that is
     taken to be labelled wrongly. In training only."""
@@ -208,7 +211,7 @@ class Optim(Section):
     module_states: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """States that optim.module holds in a parameter's shape, for the plan. []: two."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Peak learning rate. auto: by model size and whether weights are loaded."""
+    """Peak learning rate. auto: by model size, loaded weights and task."""
     betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)
     """Betas: decay rates of the averages of gradient and squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
