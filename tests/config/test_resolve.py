@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardyard.config.auto import ResolveContext
+from shardyard.config.formulas import lr_of
 from shardyard.config.load import load_recipe
 from shardyard.config.model.vocabulary import check_vocabulary
 from shardyard.config.resolve import PartialResolution, check_resume, resolve, resolve_partial
@@ -255,6 +256,26 @@ def test_loaded_weights_get_the_rate_and_batch_of_fine_tuning() -> None:
     known = resolve_partial(recipe, facts).recipe
     assert (known.optim.lr, known.optim.global_batch) == (2e-5, 64)
     assert (known.model.weights, known.data.tokenizer) == ("load", "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate", "reason"),
+    [
+        (["model.path=somewhere"], 1e-6, "the default of TRL's DPOTrainer"),
+        (["run.from=chat"], 1e-6, "the default of TRL's DPOTrainer"),
+        (["model.path=somewhere", "model.lora.rank=8"], 1e-5, "adapters on pairs of answers"),
+        (["model.path=somewhere", "task.name=reward"], 1e-5, "reward model: as TRL's example"),
+        ([], lr_of(PRESETS["llama2-7b"].shape)[0], None),
+    ],
+)
+def test_pairs_of_answers_get_rates_of_their_own_where_the_model_is_trained(
+    overrides: list[str], rate: float, reason: str | None
+) -> None:
+    recipe = load_recipe([], ["task.name=preference", *overrides])
+    facts = ResolveContext(shape=PRESETS["llama2-7b"].shape, model_has_tokenizer=True)
+    found = resolve_partial(recipe, facts)
+    assert found.recipe.optim.lr == rate
+    assert (reason or "") in found.reasons["optim.lr"]
 
 
 def test_the_context_is_cut_at_4096_tokens() -> None:

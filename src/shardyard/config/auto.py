@@ -52,6 +52,10 @@ _OF_TEXT = "has no settings for images"
 
 _FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
 
+_PAIRS = "pairs of answers: the default of TRL's DPOTrainer"
+_ADAPTERS_OF_PAIRS = "adapters on pairs of answers: as the documentation of TRL's DPOTrainer"
+_REWARD = "reward model: as TRL's example of it (examples/scripts/reward_modeling.py)"
+
 
 class NotYetResolved(Exception):  # noqa: N818 - not an error: a rule waits for its fact
     """A rule lacks a fact; the text says when it will be known."""
@@ -534,7 +538,13 @@ def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
 def _lr(draft: Draft) -> tuple[float, str]:
     # whose rate is not known is refused without one; a rate of another optimizer would be a guess
     assert optimizer_of(draft.recipe.optim).knows_lr, draft.recipe.optim.name
-    if draft.recipe.model.lora.rank is not None:
+    row, has_adapters = task_row(draft.recipe.task.name), draft.recipe.model.lora.rank is not None
+    is_trained = draft.recipe.model.weights == "load" or draft.recipe.run.from_ is not None
+    if row.compares_answers and is_trained:
+        if row.gives_reward:
+            return 1e-5, _REWARD
+        return (1e-5, _ADAPTERS_OF_PAIRS) if has_adapters else (1e-6, _PAIRS)
+    if has_adapters:
         return 2e-4, _ADAPTERS
     if draft.recipe.model.weights == "load":
         return 2e-5, _FINE_TUNING
