@@ -43,6 +43,7 @@ from shardyard.planner.plan import (
 )
 from shardyard.planner.plan_diff import Advice
 from shardyard.planner.ranks import RankPlacement
+from shardyard.planner.reference_pass import reference_of
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
 from shardyard.report.notebook import details_html, table_html
@@ -518,4 +519,5 @@ def _search_instances(
         capacity=recipe.cluster.capacity or "on-demand",
         variants=base.variants,
         reliefs=base.reliefs,
+        reference=reference_of(recipe, base.workload, steps=plan.steps, data=None),
     )

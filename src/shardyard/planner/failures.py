@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardyard.config.formulas import best_every, daly_interval_s
+from shardyard.config.schema.recipe import Recipe
+from shardyard.errors import RequestError
 from shardyard.planner.effective_time import (
     MemoryTier,
+    NoProgressError,
     RecoverySettings,
     RestartPhase,
     SaveCost,
@@ -60,7 +63,7 @@ class FailureForecast:
     spare_nodes: int
     spares_reason: str
     wall_s: float
-    """The run with failures: the sum of the next five."""
+    """The run with failures: the sum of the next five, and of ``reference_s``."""
     init_s: float
     """Until the first step begins: a start takes as long as a restart, without what was lost."""
     productive_s: float
@@ -74,6 +77,8 @@ class FailureForecast:
     checkpoint_mtbf_s: float | None = None
     """Between failures that checkpoints are there for, as their interval is chosen by: all, or
     those that snapshots do not outlive; None: an older plan does not say."""
+    reference_s: float = 0.0
+    """The pass over the data for a reference's log-probabilities, before the first step."""
 
     @property
     def restart_s_per_failure(self) -> float:
@@ -100,6 +105,7 @@ def failure_plan(
     saving: SaveCost,
     recovery: RecoverySettings,
     mtbf_hours_per_node: float | None = None,
+    reference_s: float = 0.0,
 ) -> FailureForecast:
     """Predict the failures of a run and what they cost it.
 
@@ -108,6 +114,7 @@ def failure_plan(
         step_s: One step without saving.
         recovery: What the run does about them.
         mtbf_hours_per_node: Known MTBF of one node; None: what was published for this size.
+        reference_s: Of a pass over the data before the first step.
 
     Raises:
         RequestError: A number is out of range.
@@ -139,8 +146,50 @@ def failure_plan(
         mtbf, interval, restart, saving, memory,
         interval_s=interval.steps * step_s, productive_s=steps * step_s,
         init_s=first_init_s(devices), of_checkpoints_s=of_checkpoints_s,
-        outlives_nodes=recovery.outlives_nodes,
+        outlives_nodes=recovery.outlives_nodes, reference_s=reference_s,
     )  # fmt: skip
+
+
+def failure_outlook(
+    recipe: Recipe,
+    *,
+    step_s: float | None,
+    devices: int,
+    nodes: int,
+    steps: int | None,
+    nbytes: int,
+    reference_s: float,
+) -> tuple[FailureForecast | None, str, bool]:
+    """Predict the cost of failures, or say why it is unknown, and whether the run would advance.
+
+    Never keeps a run from starting.
+
+    Args:
+        step_s: None: no speed is known.
+        steps: None: the length is not known yet.
+        nbytes: Of one checkpoint.
+        reference_s: As of ``failure_plan``.
+    """
+    if step_s is None:
+        return None, "no speed, so no time in which something could fail", True
+    if steps is None:
+        return None, "the length is known once the data is prepared", True
+    try:
+        outlook = failure_plan(
+            nodes=nodes,
+            devices=devices,
+            step_s=step_s,
+            steps=steps,
+            saving=SaveCost.of(nbytes, devices=devices, nodes=nodes),
+            recovery=RecoverySettings.of(recipe),
+            reference_s=reference_s,
+        )
+    # A kind of RequestError, so it has to be caught first.
+    except NoProgressError as error:
+        return None, str(error), False
+    except RequestError as error:
+        return None, str(error), True
+    return outlook, "", True
 
 
 def _require_costs(saving: SaveCost, recovery: RecoverySettings) -> None:
@@ -165,6 +214,7 @@ def _forecast(
     init_s: float,
     of_checkpoints_s: float,
     outlives_nodes: bool,
+    reference_s: float,
 ) -> FailureForecast:
     """The shares of a long run, over this one's length and its first start."""
     replay = replay_phase(
@@ -176,7 +226,7 @@ def _forecast(
     )
     # Shares hold for a long run in steady state. The first start is paid once and comes on top.
     training_s = productive_s / shares.productive
-    wall_s = init_s + training_s
+    wall_s = init_s + reference_s + training_s
     spares, spares_reason = _spares(mtbf, wall_s=wall_s)
     return FailureForecast(
         mtbf=mtbf,
@@ -201,6 +251,7 @@ def _forecast(
         snapshot_interval_steps=None if memory is None else memory.every,
         snapshot_mtbf_s=None if memory is None else memory.mtbf_s,
         checkpoint_mtbf_s=of_checkpoints_s,
+        reference_s=reference_s,
     )
 
 

@@ -20,6 +20,7 @@ def headline(plan: Plan) -> list[Row]:
         ("MFU", "-" if plan.mfu is None else f"{plan.mfu:.1%}", _mfu_reason(plan)),
         *_decoding(plan),
         ("time", _time(plan), _time_reason(plan)),
+        *reference_rows(plan),
         *_epoch(plan),
         *phase_rows(plan),
         _price(plan),
@@ -136,6 +137,18 @@ def _epoch(plan: Plan) -> list[Row]:
     return [("epoch", format_seconds(1e6 / rate), words)]
 
 
+def extras_words(plan: Plan) -> str:
+    """Say what the time of a run has in addition to its steps."""
+    return f"with start,{' reference pass,' if plan.reference_s else ''} saves and failures"
+
+
+def reference_rows(plan: Plan) -> list[Row]:
+    """Return the row of the pass before the first step, if there is one."""
+    if not plan.reference_s:
+        return []
+    return [("reference pass", format_seconds(plan.reference_s), plan.reference_reason)]
+
+
 def _mfu_reason(plan: Plan) -> str:
     peak = plan.peak.flops_per_s
     if peak is None:
@@ -157,13 +170,13 @@ def _time_reason(plan: Plan) -> str:
     length = f"{plan.steps:,} steps"
     if plan.phases:
         length = f"{length} in {len(plan.phases)} phases"
-        return f"{length}, with start, saves and failures" if plan.wall_s else length
+        return f"{length}, {extras_words(plan)}" if plan.wall_s else length
     if plan.step_s is None:
         return length
     each = f"{length} of {format_seconds(plan.step_s)}"
     if not plan.advances:
         return f"{each}: no end"
-    words = f"{each}, with start, saves and failures"
+    words = f"{each}, {extras_words(plan)}"
     band = plan.wall_s_band
     return words if band is None else f"{words}; {band_words(band, format_seconds)}"
 

@@ -14,11 +14,12 @@ from typing import Any
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names, rate_of
 from shardyard.hardware.cluster import ClusterHardware, cluster_of
-from shardyard.planner.dispatch import Work, work_on_devices
+from shardyard.planner.dispatch import Work, work_on_devices, work_with
 from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import Candidate, Relief, search
+from shardyard.planner.reference_pass import ReferencePass
 from shardyard.planner.throughput import UNMEASURED, Price, Range, price_range
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -65,7 +66,8 @@ class ClusterQuote:
         band = self.candidate.band
         if band is None:
             return None
-        return band.of_time(self.wall_s, steps_s=self.steps * self.candidate.step_s)
+        steps_s = self.steps * self.candidate.step_s + self.failures.reference_s
+        return band.of_time(self.wall_s, steps_s=steps_s)
 
     @property
     def usd_band(self) -> Range | None:
@@ -139,6 +141,7 @@ def quote_clusters(
     capacity: str = "on-demand",
     variants: Sequence[Relief] = (),
     reliefs: Sequence[Relief] = (),
+    reference: ReferencePass | None = None,
 ) -> ClusterQuotes:
     """Time and price a run on every instance type and number of nodes.
 
@@ -152,6 +155,7 @@ def quote_clusters(
         capacity: Kind of rental: ``on-demand`` or ``spot``.
         variants: The same training with other settings, of which the fastest counts.
         reliefs: Settings to try where no layout fits.
+        reference: Pass over the data before the first step; None: there is none.
 
     Raises:
         RequestError: No instance that can be rented trains it.
@@ -160,7 +164,7 @@ def quote_clusters(
     passed: list[tuple[str, str]] = []
     asked = _QuoteRequest(
         workload=workload, steps=steps, checkpoint_bytes=checkpoint_bytes, recovery=recovery,
-        capacity=capacity, variants=variants, reliefs=reliefs,
+        capacity=capacity, variants=variants, reliefs=reliefs, reference=reference,
     )  # fmt: skip
     for name in names or instance_names():
         made, why = _of_instance(name, asked)
@@ -195,6 +199,7 @@ class _QuoteRequest:
     capacity: str
     variants: Sequence[Relief]
     reliefs: Sequence[Relief]
+    reference: ReferencePass | None
 
 
 def _of_instance(name: str, request: _QuoteRequest) -> tuple[list[ClusterQuote], str]:
@@ -248,6 +253,13 @@ def _quote(
     batch = work_on_devices(request.workload, cluster).global_batch
     # With a batch per device a larger cluster needs fewer steps for the same samples.
     steps = -(-request.steps * request.workload.global_batch // batch)
+    reference_s = 0.0
+    if request.reference is not None:
+        work = work_with(
+            request.workload, candidate.layout, micro_batch=candidate.micro_batch,
+            recompute=candidate.recompute,
+        )  # fmt: skip
+        reference_s = request.reference.seconds(work, cluster)
     return ClusterQuote(
         steps=steps,
         instance=name,
@@ -264,6 +276,7 @@ def _quote(
                 request.checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes
             ),
             recovery=request.recovery,
+            reference_s=reference_s,
         ),
         usd_per_hour=usd_per_hour,
         unmeasured=cluster.accelerator.unmeasured(request.workload.formats.compute),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from shardyard.config.formulas import is_elastic, steps_between_snapshots
-from shardyard.config.resolved import Resolved
+from shardyard.config.resolved import DatasetMetadata, Resolved
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.hardware.machine import Machine
@@ -34,6 +34,7 @@ def plan(
         devices_per_node=devices_per_node,
         machine=machine,
         epoch_samples=resolved.data.train_samples if resolved.network else None,
+        data=resolved.data,
     )
 
 
@@ -62,8 +63,9 @@ def plan_phases(
     machine: Machine | None,
     calibration: Calibration | None = None,
     epoch_samples: int | None = None,
+    data: DatasetMetadata | None = None,
 ) -> Plan:
-    """Plan like ``plan``, before the data is prepared: ``steps`` may still be open."""
+    """Plan like ``plan``, before the data is prepared: ``steps`` and ``data`` may still be open."""
     plans = [
         replace(
             plan_recipe(
@@ -75,6 +77,7 @@ def plan_phases(
                 machine=machine,
                 calibration=calibration,
                 epoch_samples=epoch_samples,
+                data=data,
             ),
             snapshots_reason=_snapshots_reason(phase),
         )

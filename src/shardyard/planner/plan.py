@@ -10,6 +10,7 @@ from typing import Any, Literal
 from shardyard.config.cluster_choice import joined_cluster
 from shardyard.config.formulas import steps_on
 from shardyard.config.layout import Layout
+from shardyard.config.resolved import DatasetMetadata
 from shardyard.config.rules.layout import resolve_layout
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
@@ -35,14 +36,14 @@ from shardyard.planner.dispatch import (
     unit_of,
     work_of,
 )
-from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
 from shardyard.planner.error_bands import ErrorBand, error_band
-from shardyard.planner.failures import FailureForecast, failure_plan
+from shardyard.planner.failures import FailureForecast, failure_outlook
 from shardyard.planner.images.step import Decoding, decoding_of
 from shardyard.planner.images.time import ImageEstimate
 from shardyard.planner.instance_search import samples_factor
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.memory import Fit, MemoryEstimate, Saving, Term, fit
+from shardyard.planner.reference_pass import predicted_pass
 from shardyard.planner.state_memory import checkpoint_bytes
 from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import (
@@ -124,6 +125,9 @@ class Plan:
     snapshot_bytes: int = 0
     """Host memory of a node that copies of the state take, a neighbour's among them."""
     snapshots_reason: str = ""  # of an elastic run: why it takes snapshots, or none
+    reference_s: float = 0.0
+    """Pass over pairs of answers before the first step, for the reference's log-probabilities."""
+    reference_reason: str = ""
     phases: tuple["Plan", ...] = ()
     """Each phase, if any. Length, time and price are of all; else of the one with most memory."""
 
@@ -204,7 +208,9 @@ class Plan:
             return None
         if self.phases:
             return sum_or_none(phase.wall_s for phase in self.phases)
-        return self.seconds if self.failures is None else self.failures.wall_s
+        if self.failures is not None:
+            return self.failures.wall_s
+        return None if self.seconds is None else self.reference_s + self.seconds
 
     @property
     def usd(self) -> float | None:
@@ -223,13 +229,13 @@ class Plan:
 
     @property
     def wall_s_band(self) -> Range | None:
-        """80 % band of the wall time: steps err with the speed; start and saves stay."""
+        """80 % band of the wall time: what computes errs with the speed; start and saves stay."""
         if self.phases:
             return range_sum(phase.wall_s_band for phase in self.phases)
         band = self.speed.band
-        if self.wall_s is None or band is None:
+        if self.wall_s is None or self.seconds is None or band is None:
             return None
-        return band.of_time(self.wall_s, steps_s=self.seconds)
+        return band.of_time(self.wall_s, steps_s=self.seconds + self.reference_s)
 
     @property
     def usd_band(self) -> Range | None:
@@ -367,11 +373,13 @@ def plan_recipe(
     machine: Machine | None,
     calibration: Calibration | None = None,
     epoch_samples: int | None = None,
+    data: DatasetMetadata | None = None,
 ) -> Plan:
     """Predict a recipe without any ``auto``, also before its data is prepared.
 
     Args:
         shape: Of a transformer; or a network for images.
+        data: Prepared data; None: not known yet.
         epoch_samples: Training samples of a pass over the data; None: not known yet.
         steps: None: still open. Of the batch that the run began with.
     """
@@ -383,17 +391,19 @@ def plan_recipe(
         steps = steps_on(recipe.optim, steps, devices=world_size)
     needed = _needed(workload, is_cpu=on.is_cpu)
     verdict = _fit_of(workload, needed, on.limit_bytes, on.cluster, is_cpu=on.is_cpu)
-    timed, why_not = _timed(
-        workload, on.cluster, on.accelerator, calibration,
-        devices_per_node=devices_per_node, nodes=nodes,
-    )  # fmt: skip
+    cluster, why_not = _timed_cluster(workload, on, calibration, nodes=nodes, each=devices_per_node)
+    timed = None if cluster is None else estimate_of(workload, cluster, calibration)
+    reference_s, reference_reason = predicted_pass(
+        recipe, workload, cluster, calibration, steps=steps, data=data
+    )
     rate = None if timed is None else timed.tokens_per_s
     band = error_band(workload, on.accelerator, layout, is_scaled=is_scaled(calibration))
     trained, frozen = parameters_of(workload)
     saved = checkpoint_bytes(recipe, shape)
-    outlook, why_no_outlook, advances = _failures(
-        recipe, timed, nodes=nodes, steps=steps, nbytes=saved
-    )
+    outlook, why_no_outlook, advances = failure_outlook(
+        recipe, step_s=None if timed is None else timed.step_s, devices=world_size, nodes=nodes,
+        steps=steps, nbytes=saved, reference_s=reference_s,
+    )  # fmt: skip
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
         parameters=trained + frozen,
@@ -427,6 +437,8 @@ def plan_recipe(
         failures=outlook,
         failures_reason=why_no_outlook,
         advances=advances,
+        reference_s=reference_s,
+        reference_reason=reference_reason,
         network=_network(recipe, on.cluster, nodes=nodes),
         snapshot_bytes=round(snapshot_bytes_of(workload) * devices_per_node),
         measured=calibration.sources if calibration else (),
@@ -479,25 +491,23 @@ def _network(recipe: Recipe, named: ClusterHardware | None, *, nodes: int) -> st
     return f"{named.between.name}: {named.between.source}"
 
 
-def _timed(
-    workload: Work,
-    named: ClusterHardware | None,
-    accelerator: Accelerator | None,
-    calibration: Calibration | None,
-    *,
-    devices_per_node: int,
-    nodes: int,
-) -> tuple[AnyEstimate | None, str]:
-    """The step on the named cluster, else on the usual one of the accelerator; or why not."""
-    cluster, why_not = named, "cannot be said without a peak"
+def _timed_cluster(
+    workload: Work, on: "_Devices", calibration: Calibration | None, *, nodes: int, each: int
+) -> tuple[ClusterHardware | None, str]:
+    """The named cluster, else the usual one of the accelerator; or why there is no speed.
+
+    Args:
+        each: Devices of a node.
+    """
+    accelerator, cluster, why_not = on.accelerator, on.cluster, "cannot be said without a peak"
     if accelerator is not None:
         why_not = missing_rate(accelerator, workload.formats.compute) or ""
     # Machines without a name have no known links, so the vendor's own system stands in.
     if cluster is None and accelerator is not None and not why_not:
-        cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
+        cluster, why_not = _reference(accelerator, devices_per_node=each, nodes=nodes)
     if cluster is None or why_not:
         return None, why_not
-    return estimate_of(workload, with_links(cluster, calibration), calibration), ""
+    return with_links(cluster, calibration), ""
 
 
 def layout_name(layout: Layout) -> str:
@@ -551,34 +561,6 @@ def with_links(cluster: ClusterHardware, calibration: Calibration | None) -> Clu
         inside=calibration.link_inside or cluster.inside,
         between=calibration.link_between or cluster.between,
     )
-
-
-def _failures(
-    recipe: Recipe, timed: AnyEstimate | None, *, nodes: int, steps: int | None, nbytes: int
-) -> tuple[FailureForecast | None, str, bool]:
-    """Predict the cost of failures, or say why it is unknown, and whether the run would advance.
-
-    Never keeps a run from starting.
-    """
-    if timed is None:
-        return None, "no speed, so no time in which something could fail", True
-    if steps is None:
-        return None, "the length is known once the data is prepared", True
-    try:
-        outlook = failure_plan(
-            nodes=nodes,
-            devices=timed.devices,
-            step_s=timed.step_s,
-            steps=steps,
-            saving=SaveCost.of(nbytes, devices=timed.devices, nodes=nodes),
-            recovery=RecoverySettings.of(recipe),
-        )
-    # A kind of RequestError, so it has to be caught first.
-    except NoProgressError as error:
-        return None, str(error), False
-    except RequestError as error:
-        return None, str(error), True
-    return outlook, "", True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,6 +194,26 @@ class StepModel:
             return found
         return Parts(*(seconds * self._scale for seconds in found))
 
+    def forward_s(self, layout: Layout, *, micro_batch: int) -> float:
+        """Seconds of one forward pass without gradients, through all stages one after the other."""
+        forward, _ = self.times.block(layout, micro_batch)
+        head, _ = self.times.vocabulary(layout, micro_batch)
+        block_s = max(forward.device_s, forward.host_s)
+        inner, _ = self._groups(layout)
+        if layout.zero == 3 and inner.size > 1:
+            formats, tech = self.times.formats, self.times.techniques
+            wire = 1.0 if tech.fp8_gather else formats.compute_bytes
+            gather_s = all_gather_s(
+                block_elements(self.times.shape, layout) * wire, inner, self.cluster
+            )
+            hides = tech.overlap_data
+            block_s = _overlapped(block_s, gather_s) if hides else block_s + gather_s
+        # Of the sends of a pass only those forward, and no other pass hides them.
+        sends_s = self._sends_s(layout, micro_batch=micro_batch, passes=0) / 2
+        seconds = self.times.shape.num_hidden_layers * block_s + head.device_s + sends_s
+        nodes = max(1.0, layout.world_size / self.cluster.devices_per_node)
+        return seconds * (1 + SLOWER_PER_DOUBLING * log2(nodes)) * self._scale
+
     # --- data axes ------------------------------------------------------------------------------
 
     def _data_s(

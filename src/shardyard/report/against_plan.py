@@ -181,6 +181,10 @@ def _pace(record: RunRecord, plan: Plan, lines: tuple[Line, ...]) -> list[PlanRo
             predicted=plan.seconds, measured=steps_s if is_whole else None,
         ),
         PlanRow(
+            name="reference pass", unit="s", note=plan.reference_reason,
+            predicted=plan.reference_s or None, measured=_reference_s(record),
+        ),
+        PlanRow(
             name="cost", unit="USD", note="predicted without preparation and evaluation",
             predicted=plan.usd, measured=spent.get("usd") if is_whole else None,
         ),
@@ -213,6 +217,11 @@ def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[P
         ),
         effective,
     ]  # fmt: skip
+
+
+def _reference_s(record: RunRecord) -> float | None:
+    """Time of the pass before the first step, of all starts that had one; None: none had."""
+    return sum(event.get("seconds") or 0.0 for event in record.all("reference_ready")) or None
 
 
 def _median(lines: tuple[Line, ...], key: str) -> float | None:

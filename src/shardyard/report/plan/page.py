@@ -10,10 +10,12 @@ from shardyard.planner.failures import FailureForecast
 from shardyard.planner.format import (
     band_words,
     candidate_name,
+    extras_words,
     fitting_words,
     headline,
     mark_of,
     range_words,
+    reference_rows,
     settings_of,
     spare_words,
     unmeasured_words,
@@ -229,7 +231,7 @@ def _time_tile(plan: Plan) -> tuple[str, str]:
         words = _with_band(f"{length}, without failures", plan.wall_s_band, format_seconds)
         return Text(wall, source="steps x time of a step"), words
     source = f"by {plan.failures.method}: {plan.failures.method_reason}"
-    words = f"{length}, with start, saves and failures"
+    words = f"{length}, {extras_words(plan)}"
     return Text(wall, source=source), _with_band(words, plan.wall_s_band, format_seconds)
 
 
@@ -507,6 +509,7 @@ def failures_section(plan: Plan) -> PageSection:
         *_snapshots(outlook),
         ("first start", format_seconds(outlook.init_s),
          "rendezvous and init, as of a whole restart"),
+        *reference_rows(plan),
         ("effective time (ETTR)", format_percent(outlook.ettr),
          f"of wall time trains and stays; by {outlook.method}: {outlook.method_reason}"),
         ("spare nodes", f"{outlook.spare_nodes}", outlook.spares_reason),
@@ -538,7 +541,7 @@ def _snapshots(forecast: FailureForecast) -> list[tuple[str, str, str]]:
 def _wall_time(forecast: FailureForecast) -> ShareBar:
     """Wall time split as the run's own report splits it, in the same colours."""
     seconds_of = {
-        "init": forecast.init_s,
+        "init": forecast.init_s + forecast.reference_s,
         "productive": forecast.productive_s,
         "checkpoint blocked": forecast.checkpoint_blocked_s,
         "lost work": forecast.lost_work_s,
