@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
@@ -21,14 +22,17 @@ from shardyard.checkpoint.select import choose_checkpoint
 from shardyard.config.rules.custom_module import require_shape
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED
+from shardyard.data.mixture import MixedStream
 from shardyard.data.preference.samples import PackedPairs
-from shardyard.data.samples import Stream
 from shardyard.data.shards import LEARNT, TokenShards
 from shardyard.data.text_datasets import prepare_text
 from shardyard.models.build import hf_config
 from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.jsonl import EventWriter
 from shardyard.rundir.layout import RunDir
+from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
+from shardyard.train.run import train
 from shardyard.train.training import Training
 from tests.distributed.label_runs import open_run, whole_of
 from tests.distributed.runs import Corpus, make_run, train_here
@@ -95,6 +99,21 @@ def prepare_pairs(folder: Path, **data: Any) -> Corpus:
     return Corpus(str(path), str(folder / "prepared"), facts)
 
 
+def prepare_mixture(folder: Path) -> Corpus:
+    """Write and prepare pairs of two sources; samples of one hold more pairs than of the other."""
+    paths = [write_pairs(folder / name, rows=rows) for name, rows in (("many", 90), ("few", 30))]
+    given = sections_of()
+    given["data"] |= {
+        "dir": str(folder / "prepared"),
+        "mixture": [
+            {"name": path.parent.name, "source": str(path), "weight": weight}
+            for path, weight in zip(paths, (2.0, 1.0), strict=True)
+        ],
+    }
+    facts = prepare_text(Recipe.model_validate(given), model_dir=None, progress=lambda *_: None)
+    return Corpus(str(paths[0]), str(folder / "prepared"), facts)
+
+
 def preference_run(
     folder: Path, corpus: Corpus, processes: int = 1, *, task: dict[str, Any] | None = None,
     **sections: Any,
@@ -116,10 +135,14 @@ class Pair(NamedTuple):
 
 def pairs_of(stream: Any, samples: Sequence[int]) -> Iterator[Pair]:
     """Read the pairs of samples from the prepared files, one after the other and unpacked."""
-    assert isinstance(stream, Stream) and isinstance(stream.samples, PackedPairs)
-    pairs, shards = stream.samples, stream.samples._shards
-    assert isinstance(shards, TokenShards)
-    for index in samples:
+    sets = stream.sets if isinstance(stream, MixedStream) else [stream.samples]
+    firsts = np.cumsum([0, *(each.num_samples for each in sets)])
+    for sample in samples:
+        source = int(np.searchsorted(firsts, sample, side="right")) - 1
+        pairs, index = sets[source], sample - int(firsts[source])
+        assert isinstance(pairs, PackedPairs)
+        shards = pairs._shards
+        assert isinstance(shards, TokenShards)
         for number in pairs.numbers[pairs.units_of(index)].tolist():
             tokens, is_answer = [], []
             for side in range(2):
@@ -277,6 +300,13 @@ def write_base(run_dir: RunDir, to: Path) -> None:
     training = open_run(run_dir)
     transformers_model(training).save_pretrained(to)
     training.close()
+
+
+def train_with_events(run_dir: RunDir) -> None:
+    """Train with the events of a real run."""
+    events = EventWriter(run_dir.events, attempt=0, generation=0)
+    train(run_dir, 0, Hooks(generation=0, drain_requested=lambda: False, events=events))
+    events.close()
 
 
 def train_until_killed(run_dir: RunDir) -> None:

@@ -2,20 +2,31 @@
 a time and unpacked, in every layout; no copy is held."""
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
 
-from shardyard.rundir.jsonl import read_evaluations, read_steps
+from shardyard.config.layout import Layout
+from shardyard.config.rules.custom_module import require_shape
+from shardyard.hardware.catalogue import instance
+from shardyard.hardware.cluster import cluster_of
+from shardyard.planner.reference_pass import ReferencePass
+from shardyard.planner.step_time import StepModel
+from shardyard.planner.workload import workload_of
+from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.jsonl import read_evaluations, read_lines, read_steps
 from tests.distributed.label_runs import LAYOUTS, saved_weights
 from tests.distributed.preference_runs import (
     evaluated_by_transformers,
     loss_of_peft_on_export,
     next_to_a_plain_loop,
     preference_run,
+    prepare_mixture,
     prepare_pairs,
     train_until_killed,
+    train_with_events,
     write_base,
 )
 from tests.distributed.ranks import run_on_ranks
@@ -46,6 +57,17 @@ def test_steps_are_those_of_a_plain_loop(prepared: Corpus, tmp_path: Path, name:
     assert run_dir.reference.exists() == (name != "orpo")
 
 
+def test_sources_of_a_mixture_have_a_reference_each(tmp_path: Path) -> None:
+    mixed = prepare_mixture(tmp_path / "data")
+    run_dir = preference_run(tmp_path / "run", mixed)
+    expected, apart = run_on_ranks(next_to_a_plain_loop, 1, run_dir)[0]
+    losses = [line["loss"] for line in read_steps(run_dir.metrics)]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert max(apart.values()) < 1e-4, apart
+    kept = sorted(path.name.rpartition("-")[0] for path in run_dir.reference.iterdir())
+    assert kept == ["eval-0", "eval-1", "train-0", "train-1"]
+
+
 def test_evaluations_are_those_of_transformers_models(prepared: Corpus, tmp_path: Path) -> None:
     run_dir = preference_run(tmp_path / "run", prepared)
     run_on_ranks(train_here, 1, run_dir)
@@ -56,6 +78,7 @@ def test_evaluations_are_those_of_transformers_models(prepared: Corpus, tmp_path
     assert 0 < expected["accuracy"] < 1 and expected["margin"] != 0
 
 
+ONE = Layout(dp_replicate=1, dp_shard=1, zero=3)
 QUICK = ["zero-3", "tp", "cp"]
 
 
@@ -128,6 +151,37 @@ def test_the_reference_of_adapters_is_the_base_without_them(
     evaluated = next(iter(read_evaluations(run_dir.metrics)))["eval"]
     assert evaluated["loss"] == pytest.approx(loss, rel=1e-5)
     assert abs(evaluated["loss"] - 0.693147) > 1e-3, "the adapters have learnt"
+
+
+def test_the_reference_pass_takes_the_share_of_a_step_that_the_plan_says(
+    prepared: Corpus, tmp_path: Path
+) -> None:
+    """Speeds of CPUs are not predicted, so it is the measured step that tells how fast one is."""
+    run_dir = preference_run(
+        tmp_path / "run", prepared, run={"steps": 8}, optim={"global_batch": 8}
+    )
+    run_on_ranks(train_with_events, 1, run_dir)
+    ready, started = (
+        next(line for line in read_lines(run_dir.events) if line["kind"] == f"reference_{kind}")
+        for kind in ("ready", "started")
+    )
+    step_s = median([line["step_time_s"] for line in read_steps(run_dir.metrics)])
+    resolved = read_resolved(run_dir.resolved(0))
+    work = workload_of(resolved.recipe, require_shape(resolved.shape), ONE)
+    cluster = cluster_of(instance("p5.48xlarge"), 1)
+    share = ReferencePass(train=started["samples"], eval=0).seconds(work, cluster)
+    share /= (
+        StepModel(
+            work.shape,
+            cluster,
+            seq_len=work.seq_len,
+            formats=work.formats,
+            techniques=work.techniques,
+        )
+        .parts(work.layout, micro_batch=2, micro_batches=4, recompute="none")
+        .step_s
+    )
+    assert 0.4 < share * step_s / ready["seconds"] < 2.5
 
 
 def test_a_damaged_reference_is_rejected_with_what_to_do(prepared: Corpus, tmp_path: Path) -> None:

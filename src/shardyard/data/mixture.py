@@ -34,12 +34,12 @@ class MixedStream:
     def __init__(
         self, parts: Sequence[MixturePart], *, seed: int, prepare: Prepare = identity_prepare
     ) -> None:
-        self._sets = [part.samples for part in parts]
-        self._lengths = [each.num_samples for each in self._sets]
+        self.sets = [part.samples for part in parts]
+        self._lengths = [each.num_samples for each in self.sets]
         self._slots = [part.slots for part in parts]
         self._firsts = np.cumsum([0, *self._lengths])
         self._seed = seed
-        self._prepare = prepare
+        self.prepare = prepare
         self.num_samples = sum(self._lengths)
 
     def sample_indices(self, positions: Positions) -> Positions:
@@ -62,12 +62,12 @@ class MixedStream:
         sets, own = assign_sources(at, self._slots, seed=self._seed)
         rows = zip(sets.tolist(), own.tolist(), self.sample_indices(at).tolist(), strict=True)
         samples = [
-            self._sets[number].sample(
+            self.sets[number].sample(
                 index - int(self._firsts[number]), position // self._lengths[number]
             )
             for number, position, index in rows
         ]
-        return collate(samples, positions, self._sets[0].padding(), size, self._prepare)
+        return collate(samples, positions, self.sets[0].padding(), size, self.prepare)
 
 
 class WithOnes:
@@ -99,18 +99,18 @@ class ConcatenatedSets:
     """Sets one after the other, as one."""
 
     def __init__(self, sets: Sequence[SampleSet]) -> None:
-        self._sets = sets
+        self.sets = sets
         self._firsts = np.cumsum([0, *(each.num_samples for each in sets)])
         self.num_samples = int(self._firsts[-1])
 
     def sample(self, index: int, epoch: int) -> Sample:
         """Return a sample, as ``SampleSet`` does."""
         number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        return self._sets[number].sample(index - int(self._firsts[number]), epoch)
+        return self.sets[number].sample(index - int(self._firsts[number]), epoch)
 
     def padding(self) -> Sample:
         """Return padding, as ``SampleSet`` does."""
-        return self._sets[0].padding()
+        return self.sets[0].padding()
 
 
 def assign_sources(

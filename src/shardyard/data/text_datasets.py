@@ -212,7 +212,10 @@ def _combine_metadata(folder: Path, parts: Sequence[SourceMetadata]) -> DatasetM
         eval_tokens=total("eval_tokens"),
         train_documents=total("train_documents"),
         eval_documents=total("eval_documents"),
-        unigram_entropy=content["unigram_entropy"],
+        # 0 where the loss is not that of a token
+        unigram_entropy=content["unigram_entropy"]
+        if any(each.unigram_entropy for each in sets)
+        else 0.0,
         bos_token=next((each.bos_token for each in sets if each.bos_token is not None), None),
         train_bytes=optional_total("train_bytes"),
         eval_bytes=optional_total("eval_bytes"),

@@ -110,11 +110,10 @@ class LanguageTask(Task):
             (part, replace(resolved, data=part.data))
             for part in mixture_at(Path(resolved.data.dir))
         ]
+        sets = [cls._with_all_columns(resolved, alone, "train") for _, alone in parts]
+        cls.match_forms(sets)
         train = MixedStream(
-            [
-                MixturePart(cls._with_all_columns(resolved, alone, "train"), part.slots)
-                for part, alone in parts
-            ],
+            [MixturePart(each, part.slots) for each, (part, _) in zip(sets, parts, strict=True)],
             seed=resolved.recipe.run.seed,
             prepare=cls.preparation(resolved, "train"),
         )
@@ -126,6 +125,7 @@ class LanguageTask(Task):
         }
         if not held_out:
             return TaskData(train, None)
+        cls.match_forms(list(held_out.values()))
         prepare = cls.preparation(resolved, "eval")
         return TaskData(
             train,
@@ -139,6 +139,10 @@ class LanguageTask(Task):
         samples = cls.samples(source, split)
         missing = {*cls.columns_of(resolved)} - {*cls.columns_of(source)}
         return WithOnes(samples, missing) if missing else samples
+
+    @classmethod
+    def match_forms(cls, sets: Sequence[SampleSet]) -> None:
+        """Give the samples of a mixture's sources one form, where their fields differ in size."""
 
     @staticmethod
     def compute(

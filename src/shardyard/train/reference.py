@@ -8,7 +8,7 @@ N = pairs of a split.
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import task_row
 from shardyard.data.loader import MicroBatch, step_batches
+from shardyard.data.mixture import ConcatenatedSets, MixedStream
 from shardyard.data.preference.samples import AnswerPairs
-from shardyard.data.samples import Sample, Stream
+from shardyard.data.samples import Prepare, Sample, SampleSet, Stream
 from shardyard.errors import DataError, StorageError
 from shardyard.io.files import FILE_MODE, make_folder, publish_file
 from shardyard.parallel.mesh import Mesh
@@ -42,11 +43,11 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(kw_only=True)
 class _Split:
-    """One split: its pairs, and what is known of them."""
+    """One split of a source: its pairs, and what is known of them."""
 
     name: str
-    stream: Stream
     pairs: AnswerPairs
+    prepare: Prepare
     samples: npt.NDArray[np.int64]
     """Samples that the run reads, ascending."""
     values_N2: Values
@@ -97,16 +98,18 @@ class ReferenceValues:
         for name, stream in (("train", data.train), ("eval", data.eval)):
             if stream is None:
                 continue
-            assert isinstance(stream, Stream) and isinstance(stream.samples, AnswerPairs)
-            read = np.arange(min(samples, stream.num_samples) if name == "train" else
-                             stream.num_samples)  # fmt: skip
-            yield _Split(
-                name=name,
-                stream=stream,
-                pairs=stream.samples,
-                samples=np.sort(stream.sample_indices(read)),
-                values_N2=self._read(name, stream.samples.num_units),
-            )
+            assert isinstance(stream, Stream | MixedStream)
+            read = np.arange(samples if name == "train" else stream.num_samples)
+            is_mixed = len(_sets_of(stream)) > 1
+            for number, (pairs, indices) in enumerate(_read_of_sets(stream, read)):
+                of_source = f"{name}-{number}" if is_mixed else name
+                yield _Split(
+                    name=of_source,
+                    pairs=pairs,
+                    prepare=stream.prepare,
+                    samples=indices,
+                    values_N2=self._read(of_source, pairs.num_units),
+                )
 
     @property
     def is_complete(self) -> bool:
@@ -141,7 +144,7 @@ class ReferenceValues:
 
     def _complete(self, split: _Split, computation: PreferenceLosses) -> None:
         mesh, missing = self._mesh, split.missing()
-        selected = Stream(_Selected(split.pairs, missing), seed=None, prepare=split.stream.prepare)
+        selected = Stream(_Selected(split.pairs, missing), seed=None, prepare=split.prepare)
         at_once = _AT_ONCE * self._micro_batch * mesh.layout.data_ranks
         saved_t = time.monotonic()
         for start in range(0, len(missing), at_once):
@@ -231,6 +234,27 @@ def open_reference(
     return ReferenceValues(
         run_dir, resolved, data, samples=samples, mesh=mesh, hooks=hooks, group=group
     )
+
+
+def _sets_of(stream: Stream | MixedStream) -> Sequence[SampleSet]:
+    """The sets of samples that a stream reads: one, or those of a mixture's sources."""
+    if isinstance(stream, MixedStream):
+        return stream.sets
+    if isinstance(stream.samples, ConcatenatedSets):
+        return stream.samples.sets
+    return [stream.samples]
+
+
+def _read_of_sets(
+    stream: Stream | MixedStream, positions: npt.NDArray[np.int64]
+) -> Iterator[tuple[AnswerPairs, npt.NDArray[np.int64]]]:
+    """Each set of a stream, with the samples of it at some positions, ascending."""
+    indices, first = np.unique(stream.sample_indices(positions)), 0
+    for pairs in _sets_of(stream):
+        assert isinstance(pairs, AnswerPairs)
+        behind = first + pairs.num_samples
+        yield pairs, indices[(indices >= first) & (indices < behind)] - first
+        first = behind
 
 
 class _Selected:

@@ -30,6 +30,7 @@ def test_pairs_train_with_their_own_settings() -> None:
     check(_recipe(task={"label_smoothing": 0.1}, run={"target": {"accuracy": 0.9}}))
     check(_recipe(data={"seq_len": "auto"}))
     check(_recipe(data={"keys": {"chosen": "good"}}, model={"lora": {"rank": 4}}))
+    check(_recipe(data={"mixture": [{"name": "a", "source": "x", "weight": 1}]}))
     check(_recipe(task={"name": "reward", "center_rewards": 0.01}, data={"too_long": "cut"}))
     phases = [{"run": {"steps": 2}}, {"run": {"steps": 2}}]
     check(_recipe(task={"name": "reward"}, phases=phases))
@@ -41,6 +42,10 @@ def test_pairs_train_with_their_own_settings() -> None:
         ({"data": {"format": "chat"}}, "Use preference_pairs"),
         ({"data": {"pack": "whole"}}, "data.pack=whole has no effect on pairs"),
         ({"data": {"attend_across_documents": False}}, "has no effect on pairs"),
+        (
+            {"data": {"mixture": [{"name": "a", "source": "x", "weight": 1, "format": "chat"}]}},
+            r"data.mixture\[0\].format=chat does not prepare .* Use preference_pairs, or leave",
+        ),
         ({"data": {"keys": {"chosn": "x"}}}, r"data.keys=\{chosen: x\}"),
         ({"data": {"loss_on": "all"}}, "data.loss_on=all has no effect"),
         ({"memory": {"loss_chunk": 512}}, "memory.loss_chunk=512 has no effect"),

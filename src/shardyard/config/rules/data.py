@@ -211,7 +211,10 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
             text = f"={share.format}: unknown format; known are {', '.join(DATA_FORMATS)}."
             yield Problem(f"{at}.format", text)
             continue
-        format = share.format or data.format
+        format, wanted = share.format or data.format, task_row(recipe.task.name).data_formats
+        if share.format is not None and wanted and format not in wanted:
+            text = f"={format} does not prepare what task.name={recipe.task.name} reads. Use "
+            yield Problem(f"{at}.format", f"{text}{', '.join(wanted)}, or leave it out.")
         if share.text_key is not None and "text_key" in DATA_FORMATS[format].ignores:
             text = f"={share.text_key!r} has no effect where the format is {format}. Leave it out."
             yield Problem(f"{at}.text_key", text)

@@ -8,7 +8,7 @@ from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem
 
 _WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
-    "data": ("mixture", "module", "pack", "attend_across_documents"),
+    "data": ("module", "pack", "attend_across_documents"),
     "memory": ("loss_chunk",),
 }
 """Settings that pairs of answers do not have, by section."""
