@@ -15,6 +15,7 @@ from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.config.rules.check import check
 from shardyard.config.schema.launch import Ssh
 from shardyard.config.ssh_hosts import hosts_of, parse_host
+from shardyard.control.submission import with_machines
 from shardyard.errors import (
     AccessError,
     CapacityError,
@@ -477,3 +478,39 @@ def test_an_image_is_not_used(run: RunDir) -> None:
     rendered = SshLauncher().render(request_for(run.path, "launch.image=a@sha256:b"))
     assert "launch.image=a@sha256:b is not used by ssh" in rendered.warnings[0]
     assert sys.executable in rendered.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "known"),
+    [
+        ((), ["cluster.nodes=2", "cluster.devices=2"]),
+        (("cluster.nodes=1",), ["cluster.devices=4"]),
+        (("cluster.nodes=2", "cluster.devices=1"), []),
+        (("cluster.instance=p5.48xlarge",), ["cluster.nodes=2"]),
+        (("launch.ssh.hosts=[c]",), []),
+    ],
+)
+def test_hosts_and_slots_say_what_a_recipe_leaves_open(
+    tmp_path: Path, overrides: tuple[str, ...], known: list[str]
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a slots=4\nb slots=2\n")
+    words = ["model.preset=llama-tiny", f"launch.ssh.hostfile={file}", *overrides]
+    if "launch.ssh.hosts=[c]" in overrides:  # no slots
+        words.remove(f"launch.ssh.hostfile={file}")
+        known = ["cluster.nodes=1"]
+    assert SshLauncher().machine_settings(load_recipe([], words)) == known
+    assert with_machines(words, SshLauncher()) == [*words, *known]
+
+
+def test_jobs_are_found_on_their_hosts_without_a_folder() -> None:
+    jobs = [{"folder": "/runs/r/logs/job-0", "session": "job-0-0a0a0a0a", "pid": 7}]
+    hosts = FakeHosts({"gpu1 jobs": {"jobs": jobs}, "gpu2 jobs": {"jobs": jobs}})
+    (found,) = SshLauncher(shell=hosts).find(load_recipe([], [HOSTS]))
+    assert (found.id, found.run_id, found.where) == ("job-0-0a0a0a0a", "r", "/runs/r")
+    assert found.end == "ssh gpu1 kill 7; ssh -p 2222 me@gpu2 kill 7"
+    with pytest.raises(RecipeError, match="names no host"):
+        SshLauncher(shell=hosts).find(load_recipe([], []))
+    hosts.answers["gpu2 jobs"] = None
+    with pytest.raises(CapacityError, match="gpu2:2222 does not answer"):
+        SshLauncher(shell=hosts).find(load_recipe([], [HOSTS]))

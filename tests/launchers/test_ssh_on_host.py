@@ -127,6 +127,17 @@ def test_a_node_ends_at_its_limit_and_by_the_file_of_a_cancel(
 
 
 @pytest.mark.heavy
+def test_a_node_ends_when_another_host_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import time; time.sleep(60)")
+    two = {"nodes": 2, "hosts": ["gpu1", "gpu2"], "lost_after_s": 1.0}
+    job_in(tmp_path, module="waits", env={"PYTHONPATH": str(tmp_path)}, **two)
+    start(tmp_path)
+    state = ended(tmp_path)
+    assert state["reason"] == "gpu2 was lost: it sent no heartbeat for 1 s"
+    assert (tmp_path / "node-0.beat").exists()
+
+
+@pytest.mark.heavy
 def test_a_job_is_started_found_and_ended_on_its_host(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(
         "import os, subprocess, time\n"

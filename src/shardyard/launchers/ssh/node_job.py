@@ -29,6 +29,8 @@ STOP_FILE = "stop"
 _POLL_S = 0.2
 _LOOK_EVERY_S = 2.0
 """Between looks into the job's folder, which is on a network."""
+_LATE_S = 30.0
+"""Between two looks: longer, and the file system or this host was away."""
 _LEAVING_S = 15.0
 """Seconds for processes that a node started to end after it; then they are killed."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
@@ -52,6 +54,9 @@ class SshJob:
     is_side: bool
     outlives_nodes: bool
     """Whether the others continue without a lost node."""
+    lost_after_s: float = 150.0
+    """A host whose heartbeat does not change for so long is lost; a file of a network's file system
+    may be seen a minute late."""
     folder: str = "/"
     """Where the command line was: a script is found from there, if the host has that folder."""
 
@@ -67,6 +72,10 @@ class SshJob:
         words = ["--place", "given", "--node-rank", str(rank), "--nodes", str(self.nodes)]
         words += ["--rendezvous", self.rendezvous, "--session", self.session]
         return [*words, *(["--store-moves"] if self.outlives_nodes else [])]
+
+
+def _heartbeat_file(folder: Path, rank: int) -> Path:
+    return folder / f"node-{rank}.beat"
 
 
 def state_file(folder: Path, rank: int) -> Path:
@@ -99,6 +108,9 @@ class NodeJob:
         self._stop_requested_s: float | None = None
         self._looked_s = self._started_s
         self._peer_ended_s: float | None = None
+        self._beat = 0
+        self._heard = dict.fromkeys(range(self._job.nodes), ("", self._started_s))
+        """Last heartbeat of each host, and when it came."""
         self.identity = Identity.of(os.getpid())
 
     def listen(self) -> None:
@@ -142,20 +154,52 @@ class NodeJob:
         now_s, job = time.monotonic(), self._job
         if job.time_limit_s is not None and now_s - self._started_s > job.time_limit_s:
             self._stop("its time limit was over")
-        if now_s - self._looked_s < _LOOK_EVERY_S:
+        waited_s = now_s - self._looked_s
+        if waited_s < _LOOK_EVERY_S:
             return
         self._looked_s = now_s
+        self._send_heartbeat()
         if (self._folder / STOP_FILE).exists():
             self._stop("it was cancelled")
         if job.outlives_nodes:
             return
         others = [rank for rank in range(job.nodes) if rank != self._rank]
+        self._find_lost(others, now_s, is_late=waited_s > _LATE_S)
         if self._peer_ended_s is None and any(
             read_state(self._folder, rank).get("exit_code") for rank in others
         ):
             self._peer_ended_s = now_s
         if self._peer_ended_s is not None and now_s - self._peer_ended_s > PEERS_S:
             self._stop("another node ended")
+
+    def _send_heartbeat(self) -> None:
+        self._beat += 1
+        path = _heartbeat_file(self._folder, self._rank)
+        scratch = path.with_name(f".{path.name}")
+        # A full disk is reported by the training; an old heartbeat is no worse than none.
+        with suppress(OSError):
+            scratch.write_text(str(self._beat))
+            scratch.replace(path)
+
+    def _find_lost(self, others: list[int], now_s: float, *, is_late: bool) -> None:
+        """Stop if another host is lost: its node's peers would wait long for its return.
+
+        Args:
+            is_late: The run folder or this host was away, and so the others may seem lost.
+        """
+        for rank in others:
+            beat, heard_s = self._heard[rank]
+            newest = beat
+            with suppress(OSError):
+                newest = _heartbeat_file(self._folder, rank).read_text()
+            if newest != beat or is_late:
+                self._heard[rank] = (newest, now_s)
+            elif (
+                now_s - heard_s > self._job.lost_after_s
+                and read_state(self._folder, rank).get("exit_code") is None
+            ):
+                host, limit_s = self._job.hosts[rank], self._job.lost_after_s
+                self._stop(f"{host} was lost: it sent no heartbeat for {limit_s:g} s")
 
     def _ask_to_stop(self, node: "subprocess.Popen[bytes]") -> None:
         """Ask once; kill what has not drained in time."""
