@@ -1,4 +1,4 @@
-"""What a recipe may say in data.eval_sets, and where its paths and names are known."""
+"""What a recipe may say in data.eval_sets and eval_tasks, and where paths and names are known."""
 
 from pathlib import Path
 from typing import Any
@@ -91,5 +91,51 @@ MIXTURE = [{"name": "web", "source": "/web", "weight": 1.0}]
     ],
 )  # fmt: skip
 def test_sets_that_cannot_be_scored_are_errors(recipe: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        load_checked_recipe(recipe)
+
+
+def tasks(named: Any, **more: Any) -> dict[str, Any]:
+    return sections({}, **more | {"data": {"eval_tasks": named, **more.get("data", {})}})
+
+
+def test_files_of_tasks_are_paths_and_names_of_tasks_are_none() -> None:
+    recipe = load_checked_recipe(
+        tasks({"arc": "arc.yaml", "facts": "shardyard_facts"}, run={"target": {"arc/acc": 0.5}})
+    )
+    absolute = make_paths_absolute(recipe).data.eval_tasks
+    assert absolute == {"arc": f"{Path.cwd()}/arc.yaml", "facts": "shardyard_facts"}
+    assert "data.eval_tasks.arc" in {problem.path for problem in check_local_paths(recipe)}
+    assert may_change("data.eval_tasks")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (tasks({"a b": "x.yaml"}), r"the name 'a b'. A task's name .* Did you mean a-b\?"),
+        (tasks({"loss": "x.yaml"}), "is a metric of causal_lm. Call it loss-task"),
+        (
+            tasks({"x": "x.yaml"}, data={"eval_sets": {"x": "/x"}}),
+            "has the name x, which is in data.eval_sets, too. Call it x-task",
+        ),
+        (
+            tasks({"x": "x.yaml"}, task={"name": "masked_lm"}, model={"preset": "bert-tiny"}),
+            "for models that continue text, and task.name=masked_lm trains none. Leave it out",
+        ),
+        (
+            {"data": {"module": "mine:data", "eval_tasks": {"x": "x.yaml"}}},
+            "needs the tokenizer of text data, and data.module=mine:data makes its own. Leave it",
+        ),
+        (
+            tasks({"x": "x.yaml"}, data={"eval_fraction": 0.0}),
+            "data.eval_fraction=0 leaves no validation split, but data.eval_tasks needs",
+        ),
+        (
+            tasks({"x": "x.yaml"}, run={"target": {"x/ac": 0.5}}),
+            "names x/ac, which is not a metric of causal_lm. Did you mean x/acc",
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_scored_are_errors(recipe: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         load_checked_recipe(recipe)

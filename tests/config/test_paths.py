@@ -40,8 +40,8 @@ _SRC = Path(shardyard.__file__).parent
 FAR = NodePaths(launcher="far", shares_filesystem=False)
 NEAR = NodePaths(launcher="near", shares_filesystem=True)
 
-_BY_NAME = "data.eval_sets"
-"""Setting that has paths by names of the user's own."""
+_BY_NAME = ("data.eval_sets", "data.eval_tasks")
+"""Settings that have paths by names of the user's own."""
 
 OF_RUN = sorted(name for name, row in PATHS.items() if row.opened_by == "run")
 OPENED = sorted(name for name, row in PATHS.items() if row.opened_by is not None)
@@ -71,7 +71,7 @@ def _settings() -> dict[str, Setting]:
     return {
         setting.name.removeprefix("."): setting
         for setting in described
-        if setting.accepts_text or setting.accepts_list or setting.name == f".{_BY_NAME}"
+        if setting.accepts_text or setting.accepts_list or setting.name[1:] in _BY_NAME
     }
 
 
@@ -118,7 +118,7 @@ def with_path(setting: str, path: str) -> Recipe:
         share = {"name": "one", "weight": 1, "source": "python-stdlib"}
         content = {"mixture": [{**share, rest.removeprefix("mixture."): path}]}
     else:
-        content = {rest: {"one": path} if setting == _BY_NAME else path}
+        content = {rest: {"one": path} if setting in _BY_NAME else path}
     return load_recipe([{section: content}], [])
 
 
@@ -129,7 +129,7 @@ def named(setting: str, path: str) -> str:
 
 
 def text_of(recipe: Recipe, setting: str) -> list[str]:
-    shown = f"{setting}.one" if setting == _BY_NAME else setting.replace("mixture.", "mixture[0].")
+    shown = f"{setting}.one" if setting in _BY_NAME else setting.replace("mixture.", "mixture[0].")
     return [path.text for path in paths_of(recipe) if path.setting == shown]
 
 

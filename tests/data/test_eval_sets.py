@@ -11,6 +11,9 @@ import pytest
 from shardyard.config.resolved import DatasetMetadata, EvalSetMetadata
 from shardyard.config.schema.recipe import Recipe
 from shardyard.data.eval_sets import prepare_eval_sets
+from shardyard.data.eval_tasks.prepare import examples_of, prepare_eval_tasks, read_eval_tasks
+from shardyard.data.eval_tasks.prompts import example_of_json
+from shardyard.data.eval_tasks.task import EvalTask
 from shardyard.data.shards import TokenShards
 from shardyard.data.text_datasets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
@@ -173,3 +176,58 @@ def test_documents_of_a_set_that_are_too_long_are_named(folder: Path) -> None:
     words = r"data\.eval_sets\.b: data\.pack=whole: 1 of 1 documents of the eval split do not fit"
     with pytest.raises(RequestError, match=words):
         prepared(folder, {"b": str(folder / "long.jsonl")}, pack="whole", seq_len=64)
+
+
+TASKS = Path(__file__).parents[1] / "evaluation" / "tasks"
+
+
+def test_tasks_are_files_or_come_with_shardyard() -> None:
+    named = {"ends": str(TASKS / "endings.yaml"), "facts": "shardyard_facts"}
+    recipe = Recipe.model_validate({"data": {"eval_tasks": named}})
+    found = read_eval_tasks(recipe)
+    assert [(name, each.name) for name, each in found.items()] == [
+        ("ends", "endings"), ("facts", "shardyard_facts"),
+    ]  # fmt: skip
+
+
+def test_questions_are_written_once_and_read_as_they_were(tmp_path: Path) -> None:
+    named = {name: str(TASKS / f"{name}.yaml") for name in ("choices", "blanks_shots", "pages")}
+    recipe = Recipe.model_validate({"data": {"eval_tasks": named}})
+    facts: dict[str, Any] = {
+        "fingerprint": "f", "vocab_size": 300, "train_tokens": 5, "eval_tokens": 9,
+        "train_documents": 9, "eval_documents": 1, "unigram_entropy": 4.0, "dir": str(tmp_path),
+    }  # fmt: skip
+    files = prepare_eval_tasks(recipe, DatasetMetadata(**facts))
+    assert files == prepare_eval_tasks(recipe, DatasetMetadata(**facts))
+    answer = json.loads(json.dumps(asdict(DatasetMetadata(eval_tasks=files, **facts))))
+    assert DatasetMetadata(**answer).eval_tasks == files
+    assert len(list(tmp_path.rglob("*.json"))) == len(files) == 3
+    for name, file in files:
+        content, task = json.loads((tmp_path / file).read_text()), read_eval_tasks(recipe)[name]
+        assert EvalTask.of_json(content["task"]) == task
+        assert [example_of_json(each) for each in content["examples"]] == examples_of(task)
+
+
+@pytest.mark.parametrize(
+    ("word", "target", "words"),
+    [
+        ("none.yaml", "x/acc", r"data\.eval_tasks\.x=none\.yaml: no such file, and no task that"),
+        ("shardyard_fact", "x/acc", r"Did you mean shardyard_facts\? Give a YAML file of lm-eval"),
+        (
+            str(TASKS / "letters.yaml"),
+            "loss",
+            "validation scores only given texts. Leave it out",
+        ),
+        (
+            "shardyard_facts",
+            "x/perplexity",
+            r"has no perplexity. It has x/acc, x/acc_norm. Name",
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_scored_is_an_error(word: str, target: str, words: str) -> None:
+    recipe = Recipe.model_validate(
+        {"data": {"eval_tasks": {"x": word}}, "run": {"target": {target: 1.0}}}
+    )
+    with pytest.raises(RequestError, match=words):
+        read_eval_tasks(recipe)

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.lm_eval_scores import MODELS, scores_of, task_files, write_model
 from benchmarks.record import RESULTS
 from shardyard.control.evaluate import BUILTIN_TASKS, evaluate_model, table
+from shardyard.data.eval_tasks.task_file import builtin_tasks, find_tasks
 from shardyard.errors import RequestError
 from shardyard.evaluation.run import _parse, evaluate_folder
-from shardyard.evaluation.task_file import builtin_tasks, find_tasks
 from tests.cli.test_chat import is_running
 from tests.elastic.agents import wait_until
 from tests.hub import saved_llama

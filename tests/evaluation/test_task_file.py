@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.data.eval_tasks.prompts import Example, build_examples
+from shardyard.data.eval_tasks.rows import read_rows
+from shardyard.data.eval_tasks.task_file import find_tasks, read_task
+from shardyard.data.eval_tasks.token_requests import TokenRequests
 from shardyard.errors import RequestError
-from shardyard.evaluation.prompts import Example, build_examples
-from shardyard.evaluation.rows import read_rows
-from shardyard.evaluation.task_file import find_tasks, read_task
-from shardyard.evaluation.token_requests import TokenRequests
 
 GOOD = """\
 dataset_path: json

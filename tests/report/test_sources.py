@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from shardyard.config.resolved import DatasetMetadata, EvalSetMetadata, SourceMetadata
-from shardyard.report.page import eval_sets, sources
+from shardyard.report.page import eval_sets, eval_tasks, sources
 from shardyard.report.run_data import RunRecord
 from shardyard.units import ABSENT
 
@@ -40,3 +40,18 @@ def test_each_validation_set_has_its_newest_scores() -> None:
     (table,) = eval_sets(cast(RunRecord, record))
     assert [*table.heads] == ["set", "#tokens", "#loss", "#top1"]
     assert [*table.rows] == [("code", "9", "2.000", "0.500"), ("new", "9", ABSENT, ABSENT)]
+
+
+def test_each_task_has_its_newest_scores() -> None:
+    data = SimpleNamespace(eval_tasks={"arc": "arc.yaml", "new": "new.yaml"})
+    resolved = SimpleNamespace(recipe=SimpleNamespace(data=data))
+    lines = [
+        {"step": step, "eval": {"loss": 9.0}, "eval_sources": {"arc": {"acc": acc}}}
+        for step, acc in ((1, 0.25), (2, 0.5))
+    ]
+    record = SimpleNamespace(resolved=resolved, evaluations=lines)
+    (table,) = eval_tasks(cast(RunRecord, record))
+    assert [*table.rows] == [
+        ("arc", "arc.yaml", "acc", "0.500"),
+        ("new", "new.yaml", ABSENT, ABSENT),
+    ]

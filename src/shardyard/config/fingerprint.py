@@ -67,6 +67,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.module_settings",
     "data.eval_source",
     "data.eval_sets",
+    "data.eval_tasks",
     "data.mixture",
     "data.format",
     "data.text_key",

@@ -79,6 +79,9 @@ PATHS: dict[str, PathSetting] = {
     ),
     "data.eval_source": _SOURCE,
     "data.eval_sets": _SOURCE,
+    "data.eval_tasks": PathSetting(
+        opened_by="run", suffixes=(".yaml", ".yml"), is_path=lambda text: bool(Path(text).suffix)
+    ),
     "data.dir": _MADE,
     "cluster.file": PathSetting(opened_by="request", suffixes=(".yaml", ".yml")),
     "launch.run_dir": _OF_NODES,

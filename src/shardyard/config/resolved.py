@@ -59,6 +59,8 @@ class DatasetMetadata:
     """Names of these labels, by number."""
     parts: tuple["SourceMetadata", ...] = ()
     """Sources of a mixture, which have datasets of their own."""
+    eval_tasks: tuple[tuple[str, str], ...] = ()
+    """Name of each task of data.eval_tasks, and of the file in ``dir`` with its questions."""
     eval_sets: tuple["EvalSetMetadata", ...] = ()
     """Sets of data.eval_sets, which have datasets of their own."""
     too_long: int | None = None
@@ -103,6 +105,7 @@ class DatasetMetadata:
             for each in self.eval_sets
         )
         object.__setattr__(self, "eval_sets", tuple(sets))
+        object.__setattr__(self, "eval_tasks", tuple(map(tuple, self.eval_tasks)))
 
     @property
     def fingerprints(self) -> dict[str, str]:

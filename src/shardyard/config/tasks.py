@@ -17,6 +17,12 @@ from shardyard.errors import RequestError
 from shardyard.families.dimensions import Labelled
 from shardyard.plugins import PlugIn, load_entry_point, load_object, plug_in_named
 
+EVAL_TASK_METRICS = {
+    **dict.fromkeys(("acc", "acc_norm", "acc_bytes"), True),
+    **dict.fromkeys(("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"), False),
+}
+"""Metrics of tasks in the format of lm-evaluation-harness, which have some of them -> whether
+higher is better."""
 BITS_PER_BYTE = "bits_per_byte"
 """Metric that evaluations report in addition to those of their task."""
 OF_TOKEN_LOSS = ("perplexity", BITS_PER_BYTE)
@@ -240,11 +246,14 @@ def own_metric_name(import_path: str) -> str:
     return import_path.rpartition(":")[2]
 
 
-def metrics_of(task: ObjectiveSettings, eval_sets: Iterable[str] = ()) -> dict[str, Metric]:
+def metrics_of(
+    task: ObjectiveSettings, eval_sets: Iterable[str] = (), eval_tasks: Iterable[str] = ()
+) -> dict[str, Metric]:
     """Metrics that ``run.target`` accepts: the task's, those of the user's own, and of each set.
 
     Args:
         eval_sets: Names in ``data.eval_sets``; the loss of the set ``code`` is ``code/loss``.
+        eval_tasks: Names in ``data.eval_tasks``; each has some of ``EVAL_TASK_METRICS``.
 
     Raises:
         RequestError: There is no such task, or a package's cannot be used.
@@ -257,7 +266,12 @@ def metrics_of(task: ObjectiveSettings, eval_sets: Iterable[str] = ()) -> dict[s
     known |= {name: Metric(is_better_higher=name not in task.lower_is_better) for name in names}
     # Bits per byte are left out for sets: of dialogues and cut documents there are none.
     of_sets = {name: each for name, each in known.items() if name != BITS_PER_BYTE}
-    return known | {f"{part}/{name}": each for part in eval_sets for name, each in of_sets.items()}
+    known |= {f"{part}/{name}": each for part in eval_sets for name, each in of_sets.items()}
+    return known | {
+        f"{part}/{name}": Metric(is_better_higher=is_higher, is_of_logits=True)
+        for part in eval_tasks
+        for name, is_higher in EVAL_TASK_METRICS.items()
+    }
 
 
 def target_metric(target: Mapping[str, float] | None) -> str:

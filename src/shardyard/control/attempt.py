@@ -174,6 +174,8 @@ def would_prepare(request: Request) -> dict[str, str]:
     validation = _validation(data, "documents")
     if data.eval_sets:
         validation += f"; each by itself: {', '.join(data.eval_sets)}"
+    if data.eval_tasks:
+        validation += f"; tasks: {', '.join(data.eval_tasks)}"
     return {"read": read, "tokenizer": tokenizer, "write": write, "validation": validation}
 
 

@@ -208,10 +208,8 @@ class AttemptReporter:
     def report_metrics(self, line: dict[str, Any]) -> None:
         if "eval" in line:
             if self._is_training:  # evaluations name no attempt; earlier ones come before it
-                of_sources = {
-                    f"{name}/loss": scores.get("loss")
-                    for name, scores in line.get("eval_sources", {}).items()
-                }
+                named = line.get("eval_sources", {}).items()
+                of_sources = dict(_first_score(name, scores) for name, scores in named)
                 self._view.evaluation(line["step"], {**line["eval"], **of_sources})
         elif line.get("attempt") == self._attempt:
             self._is_training = True
@@ -221,6 +219,12 @@ class AttemptReporter:
 
     def _step_s(self) -> float | None:
         return median(self._step_times_s) if self._step_times_s else None
+
+
+def _first_score(name: str, scores: dict[str, Any]) -> tuple[str, Any]:
+    """Return what is shown of a set or a task: its loss, else its first metric."""
+    metric = "loss" if "loss" in scores else next(iter(scores), "loss")
+    return f"{name}/{metric}", scores.get(metric)
 
 
 def _was_before(line: dict[str, Any], event: dict[str, Any]) -> bool:

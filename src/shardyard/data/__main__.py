@@ -105,6 +105,10 @@ def _prepare(
 
             sets = prepare_eval_sets(recipe, metadata, progress=progress, folders=set_folders)
             metadata = replace(metadata, eval_sets=sets)
+        if recipe.data.eval_tasks:
+            from shardyard.data.eval_tasks.prepare import prepare_eval_tasks
+
+            metadata = replace(metadata, eval_tasks=prepare_eval_tasks(recipe, metadata))
     if verify:
         parts = [part.data for part in metadata.parts] or [metadata]
         for each in (*parts, *(each.data for each in metadata.eval_sets)):

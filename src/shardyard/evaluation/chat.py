@@ -29,6 +29,7 @@ import torch
 
 from shardyard.config.adapter_files import AdapterFolder, is_adapter_folder, read_adapter_folder
 from shardyard.control_groups import usable_cores
+from shardyard.data.eval_tasks.token_requests import model_length
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 from shardyard.evaluation.adapters import add_adapter, base_folder
 from shardyard.evaluation.answers import AnsweringModel, Sampling
@@ -42,7 +43,6 @@ from shardyard.evaluation.language_model import (
     load_model,
     load_tokenizer,
 )
-from shardyard.evaluation.token_requests import model_length
 from shardyard.io.files import parse_json
 from shardyard.own_processes import signals_as_exceptions
 from shardyard.parallel.device import available_device, select_device

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, StoppingCriteria
 
 from shardyard.config.weight_files import ADAPTER, has_weight_files, read_weight_files
+from shardyard.data.eval_tasks.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.errors import JsonFileError, OutOfMemoryError, RequestError
-from shardyard.evaluation.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.families.config_json import CAUSAL_CLASSES
 from shardyard.io.files import read_json_object
 from shardyard.parallel.device import available_device, free_memory_bytes, select_device

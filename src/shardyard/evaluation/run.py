@@ -12,14 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from shardyard.data.eval_tasks.prepare import examples_of
+from shardyard.data.eval_tasks.rows import read_documents
+from shardyard.data.eval_tasks.scored_requests import Requests, result_of
+from shardyard.data.eval_tasks.task_file import find_tasks
+from shardyard.data.eval_tasks.token_requests import (
+    Continuation,
+    TextGeneration,
+    TokenRequests,
+    model_length,
+)
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.evaluation.checkpoint_folder import exported_checkpoint
 from shardyard.evaluation.language_model import (
@@ -30,23 +38,6 @@ from shardyard.evaluation.language_model import (
     load_config,
     load_tokenizer,
     make_batches,
-)
-from shardyard.evaluation.prompts import Example, build_examples
-from shardyard.evaluation.rows import read_documents, read_rows
-from shardyard.evaluation.scores import (
-    TextTotals,
-    sum_totals,
-    task_metrics,
-    text_metrics,
-    total_of,
-)
-from shardyard.evaluation.task_file import EvalTask, find_tasks
-from shardyard.evaluation.token_requests import (
-    Continuation,
-    TextGeneration,
-    TokenRequest,
-    TokenRequests,
-    model_length,
 )
 from shardyard.evaluation.worker import (
     Work,
@@ -62,55 +53,7 @@ from shardyard.rundir.layout import RunDir
 
 RESULTS = "evaluations"
 """Folder in a run's folder: one file of results for each call."""
-TEXT_METRICS = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scored:
-    """Examples of one task, or texts, and the indices of their requests."""
-
-    task: EvalTask | None
-    name: str
-    examples: Sequence[Example] = ()
-    texts: Sequence[str] = ()
-    indices: list[list[int]] = field(default_factory=list)
-    """By example or text."""
-
-
-class _Requests:
-    """Requests of all tasks, in one list."""
-
-    def __init__(self, make: TokenRequests) -> None:
-        self._make = make
-        self.all: list[TokenRequest] = []
-
-    def add_task(self, task: EvalTask, examples: Sequence[Example]) -> _Scored:
-        scored = _Scored(task=task, name=task.name, examples=examples)
-        if task.output_type == "loglikelihood_rolling":
-            return self.add_texts(task.name, [each.continuations[0] for each in examples], task)
-        for number, each in enumerate(examples):
-            where = f"task {task.name}, row {number}"
-            requests: list[TokenRequest] = [
-                self._make.continuation(context, text, where)
-                for context, text in zip(each.contexts, each.continuations, strict=False)
-            ]
-            if task.output_type == "generate_until":
-                context = each.contexts[0]
-                requests = [self._make.generation(context, task.until, task.max_tokens)]
-            scored.indices.append(self._add(requests))
-        return scored
-
-    def add_texts(self, name: str, texts: Sequence[str], task: EvalTask | None = None) -> _Scored:
-        if not any(texts):
-            raise RequestError(f"{name} has no text, so there is nothing to predict. Give another.")
-        scored = _Scored(task=task, name=name, texts=texts)
-        scored.indices.extend(self._add(self._make.windows(each)) for each in texts)
-        return scored
-
-    def _add(self, requests: Sequence[TokenRequest]) -> list[int]:
-        self.all += requests
-        return list(range(len(self.all) - len(requests), len(self.all)))
 
 
 def evaluate_folder(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -125,8 +68,8 @@ def evaluate_folder(folder: Path, options: argparse.Namespace) -> dict[str, Any]
     if options.context is not None and options.context > length:
         raise RequestError(f"--context {options.context}: the model reads up to {length} tokens.")
     context = options.context or length
-    requests = _Requests(TokenRequests(tokenizer, context))
-    scored = [requests.add_task(task, _examples(task, options.limit)) for task in options.tasks]
+    requests = Requests(TokenRequests(tokenizer, context))
+    scored = [requests.add_task(task, examples_of(task, options.limit)) for task in options.tasks]
     scored += [
         requests.add_texts(source, _documents(source, options.text_key, options.limit))
         for source in options.text
@@ -162,17 +105,8 @@ def evaluate_folder(folder: Path, options: argparse.Namespace) -> dict[str, Any]
         "wall_s": round(time.monotonic() - started_s, 3),
         "requests": len(requests.all),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "results": [_result(each, requests.all, answers) for each in scored],
+        "results": [result_of(each, requests.all, answers) for each in scored],
     }
-
-
-def _examples(task: EvalTask, limit: int | None) -> list[Example]:
-    rows = read_rows(task, task.split)
-    shot_rows = []
-    if task.shots.number and not task.shots.samples:
-        is_same = task.shot_split == task.split
-        shot_rows = rows if is_same else read_rows(task, task.shot_split)
-    return build_examples(task, rows, shot_rows, limit)
 
 
 def _documents(source: str, text_key: str, limit: int | None) -> list[str]:
@@ -250,39 +184,6 @@ def _worker_error(folder: Path, rank: int, code: int) -> ShardyardError:
         )
     kind = RequestError if content["exit_code"] == RequestError.exit_code else ShardyardError
     return kind(content["error"])
-
-
-def _result(
-    scored: _Scored, requests: Sequence[TokenRequest], answers: dict[int, Any]
-) -> dict[str, Any]:
-    """Result of one task, or of texts."""
-    results = [[answers[index] for index in indices] for indices in scored.indices]
-    task = scored.task
-    if scored.texts:
-        totals = []
-        for text, indices, each in zip(scored.texts, scored.indices, results, strict=True):
-            windows = [requests[index] for index in indices]
-            tokens = sum(len(w.targets) for w in windows if isinstance(w, Continuation))
-            totals.append(total_of(text, sum(likelihood for likelihood, _ in each), tokens))
-        whole = sum_totals(totals)
-        metrics = text_metrics(whole, TEXT_METRICS if task is None else task.metrics)
-        counts = _counts(whole)
-    else:
-        assert task is not None
-        metrics, counts = task_metrics(task, scored.examples, results), {}
-    return {
-        "name": scored.name,
-        "kind": "text" if task is None else task.output_type,
-        "examples": len(scored.indices),
-        "shots": 0 if task is None else task.shots.number,
-        **({} if task is None else {"file": task.path, "sha256": task.sha256}),
-        **counts,
-        "metrics": [each.to_json() for each in metrics],
-    }
-
-
-def _counts(totals: TextTotals) -> dict[str, int]:
-    return {"tokens": totals.tokens, "words": totals.words, "bytes": totals.bytes}
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:

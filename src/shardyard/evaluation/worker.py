@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shardyard.control_groups import usable_cores
+from shardyard.data.eval_tasks.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.errors import ShardyardError
 from shardyard.evaluation.language_model import (
     Answer,
@@ -21,7 +22,6 @@ from shardyard.evaluation.language_model import (
     ScoringModel,
     load_tokenizer,
 )
-from shardyard.evaluation.token_requests import Continuation, TextGeneration, TokenRequest
 from shardyard.io.files import read_json_object
 from shardyard.own_processes import end_with
 

@@ -142,7 +142,7 @@ def _reached(record: RunRecord) -> Line | None:
         return None
     recipe = record.resolved.recipe
     try:
-        metrics = metrics_of(recipe.task, recipe.data.eval_sets)
+        metrics = metrics_of(recipe.task, recipe.data.eval_sets, recipe.data.eval_tasks)
     except RequestError:  # of a package that is not here
         return None
     asked = [(name, metrics[name], value) for name, value in (recipe.run.target or {}).items()]

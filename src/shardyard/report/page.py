@@ -211,6 +211,7 @@ def report_document(
         ("devices", "Devices and nodes", _devices(summary, of_devices)),
         ("sources", "Sources", sources(record)),
         ("eval-sets", "Validation sets", eval_sets(record)),
+        ("eval-tasks", "Tasks", eval_tasks(record)),
         ("attempts", "Attempts", _attempts(summary)),
         ("wall-time", "Where the time went", _wall_time(summary)),
         ("plan", "Predicted against measured", _against_plan(record, summary)),
@@ -378,6 +379,20 @@ def eval_sets(record: RunRecord) -> Iterator[Table]:
         for each in resolved.data.eval_sets
     ]
     yield Table(["set", "#tokens", *(f"#{metric}" for metric in metrics)], rows)
+
+
+def eval_tasks(record: RunRecord) -> Iterator[Table]:
+    """Yield a table with the newest scores of each task of data.eval_tasks; nothing without any."""
+    resolved = record.resolved
+    if resolved is None or not resolved.recipe.data.eval_tasks:
+        return
+    newest = record.evaluations[-1].get("eval_sources", {}) if record.evaluations else {}
+    rows = [
+        (name, word, metric, format_nats(value))
+        for name, word in resolved.recipe.data.eval_tasks.items()
+        for metric, value in newest.get(name, {ABSENT: None}).items()
+    ]
+    yield Table(["task", "file", "metric", "#score"], rows)
 
 
 def _attempts(summary: Summary) -> Iterator[Table]:

@@ -66,7 +66,7 @@ def _best_step(record: RunRecord, steps: Iterable[int]) -> int | None:
         return None
     recipe = record.resolved.recipe
     try:
-        metrics = metrics_of(recipe.task, recipe.data.eval_sets)
+        metrics = metrics_of(recipe.task, recipe.data.eval_sets, recipe.data.eval_tasks)
     except RequestError:  # of a package that is not installed here
         return None
     by, best = target_metric(recipe.run.target), None

@@ -311,10 +311,12 @@ class Loop:
                 mesh=training.mesh,
                 device=training.device,
             )
+            of_tasks = training.score_tasks()
         seconds = self.clock.now() - started
         prepared = training.resolved.data
         scores, facts = self._scores(result, prepared), prepared.by_name
         parts = {name: self._scores(each, facts[name]) for name, each in result.parts.items()}
+        parts |= of_tasks
         epoch = progress.position / training.train_source.num_samples
         told = {"step": progress.step, "seconds": seconds, "targets": result.targets}
         training.report("evaluated", **told, **scores, **({"sources": parts} if parts else {}))
@@ -356,7 +358,8 @@ class Loop:
 
     @property
     def _metrics(self) -> dict[str, Metric]:
-        return metrics_of(self.recipe.task, self.recipe.data.eval_sets)
+        data = self.recipe.data
+        return metrics_of(self.recipe.task, data.eval_sets, data.eval_tasks)
 
     def _is_target(self, scores: Mapping[str, float]) -> bool:
         """Whether an evaluation is all that run.target asks for."""

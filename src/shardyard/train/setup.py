@@ -63,6 +63,7 @@ from shardyard.tasks.loss_computation import Computation
 from shardyard.train.custom_model import build_custom
 from shardyard.train.determinism_check import check_determinism
 from shardyard.train.ema import WeightEma
+from shardyard.train.eval_tasks import open_eval_tasks
 from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.intervals import open_interval
 from shardyard.train.loss_scaling import LossScaling
@@ -165,6 +166,7 @@ def set_up_phase(
     opening = time.monotonic()
     kind = task_class(recipe.task.name)
     data = kind.open_data(resolved)
+    eval_tasks = open_eval_tasks(resolved, group=control)
     data_s = time.monotonic() - opening
     require_reproducible(resolved)
     set_deterministic(device, on=recipe.precision.reduce == "exact")
@@ -192,6 +194,7 @@ def set_up_phase(
         stepper=stepper,
         ema=averages,
         data=data,
+        eval_tasks=eval_tasks,
         loader=_open_loader(resolved, data.train, begin.progress, mesh),
         saver=_open_saver(run_dir, recipe, context, snapshots),
         save_interval=_open_save_interval(run_dir, attempt, hooks, context, saved, snapshots),

@@ -20,7 +20,9 @@ from shardyard.observe.metrics import MetricLines, Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task, TaskData
+from shardyard.tasks.token_losses import LanguageModel
 from shardyard.train.ema import WeightEma
+from shardyard.train.eval_tasks import EvalTasks, score_tasks
 from shardyard.train.hooks import Hooks
 from shardyard.train.state import Progress
 from shardyard.train.step import Stepper
@@ -46,6 +48,8 @@ class Training:
     ema: WeightEma | None
     """Averages of the weights; None: the recipe asks for none."""
     data: TaskData
+    eval_tasks: EvalTasks | None
+    """Tasks to score at validations; None: the recipe names none."""
     loader: Loader
     saver: Saver
     save_interval: Interval
@@ -88,6 +92,20 @@ class Training:
         # On gloo and the host: on a device it would wait behind the step that is under way.
         dist.all_gather_object(by_rank, fact, group=self.control)
         return by_rank
+
+    def score_tasks(self) -> dict[str, dict[str, float]]:
+        """Score the tasks of ``data.eval_tasks``, by name. All ranks call it together."""
+        if self.eval_tasks is None:
+            return {}
+        assert isinstance(self.task.computation, LanguageModel)  # checked: others have no logits
+        return score_tasks(
+            self.eval_tasks,
+            self.task.computation,
+            self.resolved,
+            mesh=self.mesh,
+            device=self.device,
+            heartbeat=self.hooks.heartbeat,
+        )
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
         """While it is open, the model is what evaluations and exports take of it."""

@@ -435,6 +435,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
         "run.target": recipe.run.target,
         "run.patience": recipe.run.patience,
         "data.eval_sets": recipe.data.eval_sets or None,
+        "data.eval_tasks": recipe.data.eval_tasks or None,
     }
     if recipe.run.patience is not None and not (task.eval_every_steps or task.eval_every_epochs):
         text = f"={recipe.run.patience} counts validations, and there is one at the end only. Set "
@@ -450,7 +451,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
 
 def _target(recipe: Recipe) -> Iterable[Problem]:
     """A metric that the task does not have would never be reached."""
-    metrics = list(metrics_of(recipe.task, recipe.data.eval_sets))
+    metrics = list(metrics_of(recipe.task, recipe.data.eval_sets, recipe.data.eval_tasks))
     for name in recipe.run.target or ():
         if name not in metrics:
             near = difflib.get_close_matches(name, metrics, n=1)

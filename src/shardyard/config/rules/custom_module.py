@@ -149,6 +149,7 @@ def _unsupported_settings(
             recipe.task.generate_tokens > 0 and task_row(recipe.task.name).continues_text,
             f"={recipe.task.generate_tokens} needs logits, {own} Use 0.",
         ),
+        "data.eval_tasks": (bool(recipe.data.eval_tasks), f"needs logits, {own} Leave it out."),
         "run.target": (
             any(metrics[name].is_of_logits for name in recipe.run.target or () if name in metrics),
             f"asks for what only logits tell, {own} Use loss or perplexity.",

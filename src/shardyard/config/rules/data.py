@@ -36,7 +36,8 @@ MAPPINGS = frozenset(
         "launch.aws_batch.tags", "launch.env", "launch.kubernetes.annotations",
         "launch.kubernetes.labels", "launch.kubernetes.node_selector",
         "launch.kubernetes.side_node_selector",
-        "launch.slurm.options", "data.eval_sets", "data.module_settings", "optim.module_settings",
+        "launch.slurm.options", "data.eval_sets", "data.eval_tasks", "data.module_settings",
+        "optim.module_settings",
         "run.origins", "run.tags", "secrets",
     }
 )  # fmt: skip
@@ -180,6 +181,7 @@ def check_data(recipe: Recipe) -> Iterable[Problem]:
     yield from _added_tokens(recipe)
     yield from _validation(recipe)
     yield from _eval_sets(recipe)
+    yield from _eval_tasks(recipe)
     yield from _mixture(recipe)
 
 
@@ -255,23 +257,46 @@ def _eval_sets(recipe: Recipe) -> Iterable[Problem]:
         text = f"is scored by task.name={readers}, and not by {task.name}. Leave it out; "
         yield Problem(setting, f"{text}data.eval_source names the validation data of any task.")
         return
-    metrics = metrics_of(task)
-    sources = [share.name for share in data.mixture]
     for name, source in data.eval_sets.items():
-        if not _SET_NAME.fullmatch(name):
-            near = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:32]
-            hint = f" Did you mean {near}?" if near else ""
-            text = f"has the name {show(name)}. A set's name has 1 to 32 letters, digits, hyphens "
-            yield Problem(setting, f"{text}and underscores.{hint}")
-        elif name in metrics:
-            text = f"has the name {name}, which is a metric of {task.name}. Call it {name}-set."
-            yield Problem(setting, text)
-        elif name in sources:
-            text = f"has the name {name}, which is a source of data.mixture. Call it {name}-set."
-            yield Problem(setting, text)
+        if wrong := _name_problem(recipe, name, kind="set"):
+            yield Problem(setting, wrong)
         elif not data.mixture and source == data.source:
             text = "and data.source are the same. Validate on other data than you train on."
             yield Problem(f"{setting}.{name}", text)
+
+
+def _eval_tasks(recipe: Recipe) -> Iterable[Problem]:
+    """Tasks that the model in training cannot answer, and names that cannot be shown."""
+    data, setting = recipe.data, "data.eval_tasks"
+    if not data.eval_tasks:
+        return
+    if not task_row(recipe.task.name).continues_text:
+        text = f"is for models that continue text, and task.name={recipe.task.name} trains none. "
+        yield Problem(setting, f"{text}Leave it out.")
+    elif data.module is not None:
+        text = f"needs the tokenizer of text data, and data.module={data.module} makes its own. "
+        yield Problem(setting, f"{text}Leave it out, and use `shardyard evaluate` afterwards.")
+    for name in data.eval_tasks:
+        if wrong := _name_problem(recipe, name, kind="task"):
+            yield Problem(setting, wrong)
+        elif name in data.eval_sets:
+            text = f"has the name {name}, which is in data.eval_sets, too. Call it {name}-task."
+            yield Problem(setting, text)
+
+
+def _name_problem(recipe: Recipe, name: str, *, kind: str) -> str | None:
+    """Why a set or a task cannot be shown by a name; None: it can."""
+    if not _SET_NAME.fullmatch(name):
+        near = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:32]
+        hint = f" Did you mean {near}?" if near else ""
+        text = f"has the name {show(name)}. A {kind}'s name has 1 to 32 letters, digits, hyphens "
+        return f"{text}and underscores.{hint}"
+    if name in metrics_of(recipe.task):
+        text = f"has the name {name}, which is a metric of {recipe.task.name}. "
+        return f"{text}Call it {name}-{kind}."
+    if name in [share.name for share in recipe.data.mixture]:
+        return f"has the name {name}, which is a source of data.mixture. Call it {name}-{kind}."
+    return None
 
 
 def _added_tokens(recipe: Recipe) -> Iterable[Problem]:

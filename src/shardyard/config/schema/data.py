@@ -167,6 +167,11 @@ class Data(Section):
     )
     """More validation data, {code: code/*.py, hard: hard.jsonl}: each set is scored by itself, next
     to data.eval_source or data.eval_fraction."""
+    eval_tasks: Annotated[dict[str, str], Field(description="name: task")] = Field(
+        default_factory=dict
+    )
+    """Tasks of `shardyard evaluate` to score at each validation, {arc: tasks/arc.yaml}: files, or
+    names of tasks."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of documents used for validation, chosen by a hash of their content. 0: no validation.
     """

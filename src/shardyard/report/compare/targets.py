@@ -108,7 +108,7 @@ def _metrics(record: RunRecord) -> Mapping[str, Metric]:
         return usual
     try:
         recipe = record.resolved.recipe
-        return metrics_of(recipe.task, recipe.data.eval_sets)
+        return metrics_of(recipe.task, recipe.data.eval_sets, recipe.data.eval_tasks)
     except RequestError:  # of a package that is not here
         return usual
 

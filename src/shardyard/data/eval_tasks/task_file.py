@@ -6,19 +6,16 @@ is not implemented is an error, so that a score always means what the file says.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
 
+from shardyard.data.eval_tasks.task import EvalTask, OutputType, Shots, Template, TextFilter
 from shardyard.errors import RequestError, StorageError
 from shardyard.io.digests import digest_file
 from shardyard.io.files import read_plain
 from shardyard.io.yaml import read_yaml
-
-OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
-Template = str | int | list[Any] | dict[str, Any]
 
 METRICS: dict[OutputType, tuple[str, ...]] = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
@@ -68,71 +65,6 @@ _WHY_NOT = {
     "doc_to_audio": "only text is supported",
     "gen_prefix": "it is not supported. Write the prefix at the end of doc_to_text",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shots:
-    """Examples with answers in front of each question."""
-
-    number: int = 0
-    sampler: Literal["default", "first_n"] = "default"
-    split: str | None = None
-    """Split that they come from; None: training, else validation, else test, as in the harness."""
-    samples: tuple[dict[str, Any], ...] = ()
-    """Rows in the task file itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFilter:
-    """Steps that turn generated text into an answer."""
-
-    name: str
-    steps: tuple[Mapping[str, Any], ...]
-    """Each has ``function`` and its options."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalTask:
-    """A task as its file describes it."""
-
-    name: str
-    path: str
-    sha256: str
-    """Digest of the file, of what it includes too."""
-    output_type: OutputType
-    data_files: Mapping[str, tuple[str, ...]]
-    """Split -> its files."""
-    folder: Path
-    """Folder of the file, from which relative paths of data files start."""
-    training_split: str | None
-    validation_split: str | None
-    test_split: str | None
-    doc_to_text: Template
-    doc_to_target: Template
-    doc_to_choice: Template | None
-    description: str
-    target_delimiter: str
-    fewshot_delimiter: str
-    shots: Shots
-    metrics: tuple[str, ...]
-    match: Mapping[str, Any]
-    """Options of exact_match."""
-    until: tuple[str, ...]
-    max_tokens: int
-    filters: tuple[TextFilter, ...]
-
-    @property
-    def split(self) -> str:
-        """The split that is scored."""
-        split = self.test_split or self.validation_split
-        assert split is not None
-        return split
-
-    @property
-    def shot_split(self) -> str:
-        """The split that examples with answers come from."""
-        split = self.shots.split or self.training_split or self.validation_split
-        return split or self.split
 
 
 def read_task(path: Path) -> EvalTask:
@@ -416,7 +348,7 @@ class _Reader:
             self.problems.append(f"filter {function}: {', '.join(others)} not supported")
 
 
-QUESTIONS = Path(__file__).with_name("questions")
+QUESTIONS = Path(__file__).parents[2] / "evaluation" / "questions"
 """Folder of the tasks that come with Shardyard."""
 
 
@@ -431,15 +363,24 @@ def find_tasks(words: Sequence[str]) -> list[EvalTask]:
     Raises:
         RequestError: One is neither, or cannot be evaluated.
     """
+    return [find_task(word, given=f"--task {word}") for word in words]
+
+
+def find_task(word: str, *, given: str) -> EvalTask:
+    """Read the task that a word names: a file, or a task that comes with Shardyard.
+
+    Args:
+        given: Option or setting with its value, for an error.
+
+    Raises:
+        RequestError: It is neither, or cannot be evaluated.
+    """
     known = builtin_tasks()
-    tasks = []
-    for word in words:
-        if word not in known and not Path(word).exists():
-            near = difflib.get_close_matches(word, known, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise RequestError(
-                f"--task {word}: no such file, and no task that comes with Shardyard "
-                f"({', '.join(known)}).{hint} Give a YAML file of lm-evaluation-harness."
-            )
-        tasks.append(read_task(known.get(word, Path(word))))
-    return tasks
+    if word not in known and not Path(word).exists():
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise RequestError(
+            f"{given}: no such file, and no task that comes with Shardyard "
+            f"({', '.join(known)}).{hint} Give a YAML file of lm-evaluation-harness."
+        )
+    return read_task(known.get(word, Path(word)))

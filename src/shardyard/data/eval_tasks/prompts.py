@@ -17,6 +17,7 @@ from typing import Any
 
 import jinja2
 
+from shardyard.data.eval_tasks.task import EvalTask, Row, Template
 from shardyard.data.template_bounds import (
     BoundedEnvironment,
     BoundsError,
@@ -24,8 +25,6 @@ from shardyard.data.template_bounds import (
     join_pieces,
 )
 from shardyard.errors import RequestError
-from shardyard.evaluation.rows import Row
-from shardyard.evaluation.task_file import EvalTask, Template
 
 SHOTS_SEED = 1234
 """Seed of the examples with answers: the harness's default."""
@@ -61,6 +60,12 @@ def build_examples(
     build = _Builder(task, rows, shot_rows)
     chosen = rows if limit is None else rows[:limit]
     return [build.example(row, f"task {task.name}, row {n}") for n, row in enumerate(chosen)]
+
+
+def example_of_json(content: Mapping[str, Any]) -> Example:
+    """Read an example that was written as JSON."""
+    fields = ("contexts", "continuations", "choices")
+    return Example(**{name: tuple(content[name]) for name in fields}, target=content["target"])
 
 
 class _Builder:

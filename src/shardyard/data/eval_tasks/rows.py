@@ -5,13 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardyard.data.eval_tasks.task import EvalTask, Row
 from shardyard.data.readers.columns import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.errors import RequestError
-from shardyard.evaluation.task_file import EvalTask
 from shardyard.io.files import parse_json
-
-Row = dict[str, Any]
 
 _PIECE_BYTES = 2**26
 _TABLES = ("csv", "tsv")
@@ -39,7 +37,7 @@ def read_rows(task: EvalTask, split: str) -> list[Row]:
         SourceError: A file cannot be read.
     """
     sources = [_found(path, task.folder) for path in task.data_files[split]]
-    text_of = TextOf(whole_row="shardyard.evaluation.rows:row_json")
+    text_of = TextOf(whole_row="shardyard.data.eval_tasks.rows:row_json")
     rows: list[Row] = []
     for source in sources:
         files = list_files(source, setting=f"data_files of task {task.name}")

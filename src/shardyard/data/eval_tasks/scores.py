@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, assert_never
 
-from shardyard.evaluation.prompts import Example
-from shardyard.evaluation.task_file import EvalTask, TextFilter
+from shardyard.data.eval_tasks.prompts import Example
+from shardyard.data.eval_tasks.task import EvalTask, TextFilter
 
 LOWER_IS_BETTER = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte")
 
