@@ -245,6 +245,21 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(override: str, words: st
     assert words in refusal(override)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('launch: {"slurm.partition": x}', "`launch: {slurm: {partition: value}}`"),
+        ('model: {preset: llama-tiny, "lora.rank": 4}', "`model: {lora: {rank: value}}`"),
+        ('model.lora: {rank: 4}', "`model: {lora: value}`"),
+    ],
+)  # fmt: skip
+def test_a_dotted_name_in_a_file_is_told_as_sections(text: str, words: str, tmp_path: Path) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(RecipeError, match="in a file write it as") as refused:
+        load_recipe([path])
+    assert words in str(refused.value)
+
+
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     text = "optim: {lr: fast, learning_rate: 1}\noptim.lr: 2\ncheckpoint: 3\nelastic:\n"
     path = write(tmp_path, text)

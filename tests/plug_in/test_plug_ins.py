@@ -13,7 +13,7 @@ from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.rules.check import load_checked_recipe
 from shardyard.config.schema.plugin_sections import recipe_with_defaults
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.tasks import task_row
+from shardyard.config.tasks import TASKS, task_row
 from shardyard.config.versions import plug_ins_of
 from shardyard.control.doctor import plug_in_findings
 from shardyard.data.formats import format_named, format_of
@@ -58,8 +58,7 @@ def test_a_package_is_imported_when_its_name_is_used_and_not_before(packages: Pa
 
 @pytest.mark.usefixtures("letters")
 def test_a_wrong_name_is_told_with_the_nearest_and_all_that_there_are() -> None:
-    names = "causal_lm, masked_lm, bert_pretraining, sequence_classification, token_classification"
-    names += ", preference, image_classification, vowels (shardyard-letters 1.0)"
+    names = ", ".join([*TASKS, "vowels (shardyard-letters 1.0)"])
     said = f"Did you mean vowels? Available: {names}"
     assert said in refused("task.name=vowel")
     with pytest.raises(

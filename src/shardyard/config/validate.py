@@ -180,7 +180,10 @@ def _recognized_keys(
     found, known = {}, _settings_in(section)
     for key, value in content.items():
         name = f"{section}.{key}"
-        if name in known:
+        if "." in str(key) and (name in known or settings_below(name)):
+            text = f"in a file write it as `{_as_yaml(name.split('.'))}`."
+            errors.append(Problem(name, text))
+        elif name in known:
             found[key] = value
         elif any(setting.startswith(f"{name}.") for setting in known):
             found[key] = _recognized_keys(name, value, errors, of_run=of_run)
@@ -256,7 +259,7 @@ def _as_yaml(parts: Sequence[str]) -> str:
 
 
 def _unknown_section(section: str, content: Any, valid_sections: set[str]) -> Problem:
-    if section in settings():
+    if section in settings() or ("." in section and settings_below(section)):
         return Problem(section, f"in a file write it as `{_as_yaml(section.split('.'))}`.")
     if section in NOT_BUILT:
         return Problem(section, f"unknown section: {QLORA}")

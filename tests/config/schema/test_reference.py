@@ -3,6 +3,7 @@
 from shardyard.config.schema.base import Section
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.schema.reference import sections, settings
+from shardyard.launchers.registry import LAUNCHERS
 
 
 def is_section(name: str) -> bool:
@@ -19,9 +20,9 @@ def test_every_setting_of_the_schema_is_listed() -> None:
         "secrets",
     }
     nested = {name for name in names if name.count(".") == 1 and is_section(name)}
-    launchers = {"launch.slurm", "launch.kubernetes", "launch.aws_batch", "launch.side"}
+    launchers = {f"launch.{name.replace('-', '_')}" for name in LAUNCHERS} - {"launch.local"}
     beside = {"observe.profile", "observe.wandb", "observe.mlflow"}
-    assert nested == {*launchers, *beside, "model.lora", "data.images"}
+    assert nested == {*launchers, *beside, "launch.side", "model.lora", "data.images"}
     for section, key in (name.split(".") for name in nested):
         names |= {f"{section}.{key}.{inner}" for inner in dumped[section][key]}
     assert set(settings()) == names - nested

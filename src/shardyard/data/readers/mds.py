@@ -7,7 +7,6 @@ and labels are decoded; pickled columns are never.
 Shape suffix: M = samples of a shard.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ from shardyard.config.data_choices import ID_KEYS
 from shardyard.data.byte_ranges import Span, TextSection, escape_text
 from shardyard.data.readers.columns import TextOf
 from shardyard.errors import SourceError
+from shardyard.io.files import parse_json
 
 _READ = (*ID_KEYS, "attention_mask", "labels")
 _SHAPE_TYPES = ("|u1", "<u2", "<u4", "<u8")
@@ -62,7 +62,7 @@ def _header(file: BinaryIO, span: Span) -> tuple[npt.NDArray[Any], list[tuple[st
     is_ascending = (np.diff(begins_M) >= 0).all()
     if not is_ascending or begins_M[-1] != span.file.size_bytes or begins_M[0] < file.tell():
         raise ValueError("its samples do not end with the file")
-    about = json.loads(file.read(int(begins_M[0]) - file.tell()))
+    about = parse_json(file.read(int(begins_M[0]) - file.tell()))
     names, encodings, sizes = (
         about[key] for key in ("column_names", "column_encodings", "column_sizes")
     )
