@@ -31,7 +31,7 @@ class SshHost:
     """One machine, as ssh is asked for it."""
 
     text: str
-    """As it is written: ``[user@]host[:port]``."""
+    """Text of the recipe: ``[user@]host[:port]``."""
     name: str
     """Name, alias or address, without brackets."""
     user: str | None = None

@@ -16,7 +16,7 @@ class Identity:
 
     pid: int
     started: str
-    """In clock ticks since the boot, or as `ps` shows it."""
+    """Start time in clock ticks since the boot, or as `ps` shows it."""
     boot: str
 
     @staticmethod

@@ -32,7 +32,7 @@ class Scored:
     examples: Sequence[Example] = ()
     texts: Sequence[str] = ()
     indices: list[list[int]] = field(default_factory=list)
-    """By example or text."""
+    """Places of its requests among all, by example or text."""
 
 
 class Requests:

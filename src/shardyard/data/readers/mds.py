@@ -54,7 +54,7 @@ def read_mds(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[TextSectio
 
 
 def _header(file: BinaryIO, span: Span) -> tuple[npt.NDArray[Any], list[tuple[str, str, int]]]:
-    """Where samples begin, with the file's end last; name, encoding and size of each column."""
+    """Return the first byte of each sample, with the file's end last, and the columns."""
     count = int(np.frombuffer(file.read(4), dtype="<u4")[0])
     if 4 * (count + 1) > min(span.file.size_bytes, _MOST_HEADER_BYTES):
         raise ValueError(f"{count:,} samples in {span.file.size_bytes:,} bytes")

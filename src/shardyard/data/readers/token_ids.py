@@ -125,7 +125,7 @@ def read_datatrove(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Text
 
 
 class _Numbers:
-    """Where the ids of a file begin, and what each is."""
+    """Position and type of the ids in a file."""
 
     def __init__(self, dtype: str, first_byte: int, span: Span) -> None:
         """Raises:

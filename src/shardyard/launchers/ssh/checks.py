@@ -22,7 +22,7 @@ _MEET_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a launch needs of each host."""
+    """Requirements of a launch for each host."""
 
     run_dir: str
     """Folder that all must see, as the hosts name it."""
@@ -40,12 +40,12 @@ class Wanted:
 
 @dataclass(kw_only=True)
 class HostChecks:
-    """What was found."""
+    """Results of the checks."""
 
     problems: list[tuple[SshHost, ShardyardError]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     answers: list[dict[str, Any] | None] = field(default_factory=list)
-    """By host; None: it has problems."""
+    """Answers by host; None: it has problems."""
     port: int = 0
     """Free port of the first host."""
 

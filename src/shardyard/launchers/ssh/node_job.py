@@ -58,7 +58,7 @@ class SshJob:
     """A host whose heartbeat does not change for so long is lost; a file of a network's file system
     may be seen a minute late."""
     folder: str = "/"
-    """Where the command line was: a script is found from there, if the host has that folder."""
+    """Folder of the command line: a script is found from there, if the host has that folder."""
 
     @staticmethod
     def read(folder: Path) -> "SshJob":

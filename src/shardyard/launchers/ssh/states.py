@@ -41,7 +41,7 @@ class SshNodeReport:
 
     @property
     def exit_code(self) -> int | None:
-        """As its host wrote it; None: it did not."""
+        """Exit code that its host wrote; None: it wrote none."""
         code = self.written.get("exit_code")
         return code if isinstance(code, int) else None
 
