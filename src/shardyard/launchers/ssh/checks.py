@@ -21,7 +21,7 @@ _MEET_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class HostRequirements:
     """Requirements of a launch for each host."""
 
     run_dir: str
@@ -74,7 +74,9 @@ class HostChecks:
         return found
 
 
-def check_hosts(client: SshClient, hosts: Sequence[SshHost], wanted: Wanted) -> HostChecks:
+def check_hosts(
+    client: SshClient, hosts: Sequence[SshHost], required: HostRequirements
+) -> HostChecks:
     """Ask all hosts; then let the others reach the first where the nodes will meet.
 
     Raises:
@@ -82,7 +84,7 @@ def check_hosts(client: SshClient, hosts: Sequence[SshHost], wanted: Wanted) -> 
     """
     nonce = secrets.token_hex(8)
     name = f".ssh-check-{nonce}"
-    here = None if wanted.here is None else wanted.here / name
+    here = None if required.here is None else required.here / name
     if here is not None:
         write_text(here, nonce)
     try:
@@ -90,11 +92,11 @@ def check_hosts(client: SshClient, hosts: Sequence[SshHost], wanted: Wanted) -> 
             hosts,
             "check",
             within_s=_CHECK_S,
-            each={0: {"port": wanted.port}},
+            each={0: {"port": required.port}},
             version=shardyard.__version__,
-            run_dir=wanted.run_dir,
-            probe=f"{wanted.run_dir}/{name}",
-            device="cpu" if wanted.is_side else wanted.device,
+            run_dir=required.run_dir,
+            probe=f"{required.run_dir}/{name}",
+            device="cpu" if required.is_side else required.device,
             port=None,
         )
     finally:
@@ -106,20 +108,20 @@ def check_hosts(client: SshClient, hosts: Sequence[SshHost], wanted: Wanted) -> 
         if isinstance(answer, ShardyardError):
             errors = [answer]
         else:
-            errors = list(_errors(client, host, answer, wanted, nonce))
-            found.warnings += _busy(host, answer, wanted)
+            errors = list(_errors(client, host, answer, required, nonce))
+            found.warnings += _busy(host, answer, required)
         found.problems += [(host, error) for error in errors]
         found.answers.append(answer if isinstance(answer, dict) and not errors else None)
     found.problems += _unlike(hosts, found.answers)
     first = found.answers[0]
     found.port = 0 if first is None else int(first["port"])
     if not found.problems and len(hosts) > 1:
-        found.problems += _rendezvous_errors(client, hosts, wanted, found.port, nonce)
+        found.problems += _rendezvous_errors(client, hosts, required, found.port, nonce)
     return found
 
 
 def _errors(
-    client: SshClient, host: SshHost, answer: dict[str, Any], wanted: Wanted, nonce: str
+    client: SshClient, host: SshHost, answer: dict[str, Any], required: HostRequirements, nonce: str
 ) -> Iterator[ShardyardError]:
     mine, version = shardyard.__version__, answer.get("version")
     if version != mine:
@@ -129,17 +131,17 @@ def _errors(
             f"shardyard=={mine}"
         )
         return
-    if wanted.here is not None and answer.get("seen") != nonce:
+    if required.here is not None and answer.get("seen") != nonce:
         yield RequestError(
-            f"{host.text} does not see the run folder: {wanted.run_dir} there is not "
-            f"{wanted.here} here. All hosts share it with this machine, by NFS for example. Set "
+            f"{host.text} does not see the run folder: {required.run_dir} there is not "
+            f"{required.here} here. All hosts share it with this machine, by NFS for example. Set "
             "run.dir=/path/of/a/shared/folder; if its path on the hosts is another, also "
             "launch.run_dir."
         )
     elif not answer.get("writable"):
         yield AccessError(
-            f"{host.text}: you may not write {wanted.run_dir} there. On a shared folder, your user "
-            f"number must be the same on all hosts: ssh {client.by_hand(host)} id -u"
+            f"{host.text}: you may not write {required.run_dir} there. On a shared folder, your "
+            f"user number must be the same on all hosts: ssh {client.by_hand(host)} id -u"
         )
     if answer.get("ends_at_logout"):
         yield RequestError(
@@ -149,34 +151,38 @@ def _errors(
     if "devices_error" in answer:
         yield RequestError(f"{host.text}: {answer['devices_error']}")
     devices = answer.get("devices")
-    if devices is not None and devices < wanted.devices and (devices or wanted.device != "auto"):
+    if (
+        devices is not None
+        and devices < required.devices
+        and (devices or required.device != "auto")
+    ):
         yield RequestError(
-            f"{host.text} has {devices} accelerators, and cluster.devices={wanted.devices}. Leave "
-            f"the host out, or set cluster.devices={devices or 1}"
+            f"{host.text} has {devices} accelerators, and cluster.devices={required.devices}. "
+            f"Leave the host out, or set cluster.devices={devices or 1}"
             f"{'' if devices else ' cluster.device=cpu'}."
         )
     if "port" in answer and answer["port"] is None:
-        taken = "all ports from 20000 to 29999 are" if wanted.port == "auto" else "it is"
+        taken = "all ports from 20000 to 29999 are" if required.port == "auto" else "it is"
         yield CapacityError(
-            f"{host.text}: launch.ssh.rendezvous_port={wanted.port}, and {taken} taken there. Name "
-            "a free port, or leave the setting out."
+            f"{host.text}: launch.ssh.rendezvous_port={required.port}, and {taken} taken there. "
+            "Name a free port, or leave the setting out."
         )
-    for folder in () if wanted.is_side else answer["others"]:
-        if folder.startswith(f"{wanted.run_dir}/"):
+    for folder in () if required.is_side else answer["others"]:
+        if folder.startswith(f"{required.run_dir}/"):
             yield RequestError(
                 f"{host.text} still runs a node of this run ({folder}). Two jobs at once would "
                 "overwrite each other's checkpoints. End it with `shardyard teardown "
-                f"{Path(wanted.run_dir).name} --force`."
+                f"{Path(required.run_dir).name} --force`."
             )
 
 
-def _busy(host: SshHost, answer: dict[str, Any], wanted: Wanted) -> list[str]:
-    if wanted.is_side:
+def _busy(host: SshHost, answer: dict[str, Any], required: HostRequirements) -> list[str]:
+    if required.is_side:
         return []
     others = [
         Path(folder).parents[1].name
         for folder in answer.get("others", ())
-        if not folder.startswith(f"{wanted.run_dir}/")
+        if not folder.startswith(f"{required.run_dir}/")
     ]
     return [
         f"{host.text} also trains your run {name}: both share its devices and memory."
@@ -202,7 +208,7 @@ def _unlike(
 
 
 def _rendezvous_errors(
-    client: SshClient, hosts: Sequence[SshHost], wanted: Wanted, port: int, nonce: str
+    client: SshClient, hosts: Sequence[SshHost], required: HostRequirements, port: int, nonce: str
 ) -> list[tuple[SshHost, ShardyardError]]:
     """Let the other hosts connect to the first, as the rendezvous will."""
     asked: dict[int, dict[str, Any]] = {
@@ -216,7 +222,7 @@ def _rendezvous_errors(
         port=port,
         others=len(hosts) - 1,
         nonce=nonce,
-        address=wanted.address,
+        address=required.address,
         connect_s=_CONNECT_S,
     )
     found: list[tuple[SshHost, ShardyardError]] = []
@@ -225,7 +231,7 @@ def _rendezvous_errors(
             found.append((host, answer))
         elif place > 0 and "error" in answer:
             text = (
-                f"{host.text} cannot reach {hosts[0].text} at {wanted.address}:{port} "
+                f"{host.text} cannot reach {hosts[0].text} at {required.address}:{port} "
                 f"({answer['error']}), where the nodes meet. Give the address by which the hosts "
                 "reach it, launch.ssh.rendezvous_host=ADDRESS, and let the firewall pass all ports "
                 "between them."

@@ -51,7 +51,7 @@ from shardyard.launchers.ledger import (
 from shardyard.launchers.ledger_owner import check_trusted
 from shardyard.launchers.local_job import SLACK_S
 from shardyard.launchers.secrets import check_supported
-from shardyard.launchers.ssh.checks import Wanted, check_hosts
+from shardyard.launchers.ssh.checks import HostRequirements, check_hosts
 from shardyard.launchers.ssh.client import PAGE, SshClient, SshShell, run_ssh
 from shardyard.launchers.ssh.node_job import STOP_FILE, SshJob, read_state, state_file
 from shardyard.launchers.ssh.request import (
@@ -203,12 +203,12 @@ class SshLauncher:
         client = self._client(python_of(ssh), ssh.config_file)
         parent = Path(request.run_dir).parent
         is_here = request.recipe.launch.run_dir is None and os.access(parent, os.W_OK)
-        wanted = Wanted(
+        required = HostRequirements(
             run_dir=str(parent), here=parent if is_here else None,
             device=request.recipe.cluster.device, devices=request.devices_per_node,
             address=ssh.rendezvous_host or client.host_name(hosts[0]), port=ssh.rendezvous_port,
         )  # fmt: skip
-        return check_hosts(client, hosts, wanted).findings(hosts)
+        return check_hosts(client, hosts, required).findings(hosts)
 
     def find(self, recipe: Recipe) -> list[SchedulerJob]:
         """Jobs of this user on the hosts of launch.ssh.
@@ -489,12 +489,12 @@ def _check(
     address: str,
 ) -> int:
     """Raise all that is wrong with the hosts; else return the port of the rendezvous."""
-    wanted = Wanted(
+    required = HostRequirements(
         run_dir=content["run_dir"], here=run.path,
         device=content["device"], devices=content["devices"], address=address,
         port=content["rendezvous_port"], is_side=content["is_side"],
     )  # fmt: skip
-    found = check_hosts(client, hosts, wanted)
+    found = check_hosts(client, hosts, required)
     if found.problems:
         raise found.error()
     for text in found.warnings:
