@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from shardyard.launchers.base import launcher_class
 from shardyard.launchers.registry import LAUNCHERS
 from shardyard.planner.format import candidate_name, fitting_words, settings_of
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.layouts import Relief, Search, nodes_that_fit, search
+from shardyard.planner.layouts import Reliefs, Search, nodes_that_fit, search
 from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
 from shardyard.planner.workload import Workload, workload_of
 from shardyard.plugins import installed
@@ -59,8 +60,8 @@ class Planned:
     workload: Workload
     search_result: Search | None
     """None: no accelerator, or none whose rates are known."""
-    reliefs: tuple[Relief, ...]
-    """Settings that a search may change in addition to layouts, if no layout fits otherwise."""
+    reliefs: Reliefs
+    """Gives settings that a search may change in addition to layouts, if no layout fits."""
 
     def of(self, steps: int) -> Plan:
         """The prediction of a run of so many steps."""
@@ -332,8 +333,10 @@ def _plan(
     by_rule = "memory.loss_chunk" in preview.reasons
     workload = replace(workload_of(recipe, shape, plan.layout), chunks_by_rule=by_rule)
     has_rates = cluster and not missing_rate(cluster.accelerator, workload.formats.compute)
-    reliefs = reliefs_of(
-        request.recipe, recipe, shape, plan.layout, cluster, chunks_by_rule=by_rule
+    reliefs = cache(
+        partial(
+            reliefs_of, request.recipe, recipe, shape, plan.layout, cluster, chunks_by_rule=by_rule
+        )
     )
     if search_result is None and cluster is not None and has_rates:
         search_result = search(workload, cluster, best=BEST, reliefs=reliefs)

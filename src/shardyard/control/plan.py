@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from shardyard.planner.instance_search import ClusterQuote, ClusterQuotes, quote
 from shardyard.planner.kernels import missing_rate
 from shardyard.planner.layouts import (
     Candidate,
-    Relief,
+    Reliefs,
     Search,
     nodes_that_fit,
     search,
@@ -79,8 +80,10 @@ class Prediction:
     """Factor of samples that the batch needs compared with a small one, by a critical batch."""
     day_prices: tuple[LivePrice, ...] = ()
     """Price of a node today for each way to rent it; empty: AWS was not asked."""
-    reliefs: tuple[Relief, ...] = ()
-    """Settings that a search may change in addition to layouts, if no layout fits otherwise."""
+    reliefs: Reliefs = tuple
+    """Gives settings that a search may change in addition to layouts, if no layout fits
+    otherwise.
+    """
     advice: Advice | None = None
     """Effect of each lever and technique, and the rank placement, where details are wanted."""
 
@@ -142,8 +145,10 @@ class Prediction:
 
     def _work(self, candidate: Candidate) -> Work:
         """The step of a candidate, with the further settings that it needs."""
-        works = {relief.settings: relief.work for relief in self.reliefs}
-        work = works.get(candidate.more, self.workload)
+        work = self.workload
+        if candidate.more:
+            works = {relief.settings: relief.work for relief in self.reliefs()}
+            work = works.get(candidate.more, work)
         return work_with(
             work, candidate.layout, micro_batch=candidate.micro_batch,
             recompute=candidate.recompute,
@@ -258,8 +263,9 @@ class _BasePlan:
     recipe: Recipe
     """Settled recipe of that phase."""
     workload: Work
-    reliefs: tuple[Relief, ...]
-    variants: tuple[Relief, ...]
+    reliefs: Reliefs
+    variants: Reliefs
+    """Like ``reliefs`` found only where a search asks: each checks the recipe again."""
     cluster: ClusterHardware | None
     calibration: Calibration | None
     day_prices: tuple[LivePrice, ...]
@@ -298,8 +304,10 @@ def _plan_of_sources(
     by_rule = "memory.loss_chunk" in part.reasons
     asked = of_phases(request.recipe)[needs_most]
     reliefs, variants = (
-        changed(asked, part.recipe, model, plan.layout, cluster, chunks_by_rule=by_rule)
-        for changed in (reliefs_of, variants_of)
+        cache(
+            partial(find, asked, part.recipe, model, plan.layout, cluster, chunks_by_rule=by_rule)
+        )
+        for find in (reliefs_of, variants_of)
     )
     return _BasePlan(
         request=request,
@@ -517,7 +525,7 @@ def _search_instances(
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         capacity=recipe.cluster.capacity or "on-demand",
-        variants=base.variants,
+        variants=base.variants(),
         reliefs=base.reliefs,
         reference=reference_of(recipe, base.workload, steps=plan.steps, data=None),
     )

@@ -18,7 +18,7 @@ from shardyard.planner.dispatch import Work, work_on_devices, work_with
 from shardyard.planner.effective_time import NoProgressError, RecoverySettings, SaveCost
 from shardyard.planner.failures import FailureForecast, failure_plan
 from shardyard.planner.kernels import missing_rate
-from shardyard.planner.layouts import Candidate, Relief, search
+from shardyard.planner.layouts import Candidate, Relief, Reliefs, search
 from shardyard.planner.reference_pass import ReferencePass
 from shardyard.planner.throughput import UNMEASURED, Price, Range, price_range
 
@@ -140,7 +140,7 @@ def quote_clusters(
     names: Sequence[str] = (),
     capacity: str = "on-demand",
     variants: Sequence[Relief] = (),
-    reliefs: Sequence[Relief] = (),
+    reliefs: Reliefs = tuple,
     reference: ReferencePass | None = None,
 ) -> ClusterQuotes:
     """Time and price a run on every instance type and number of nodes.
@@ -154,7 +154,7 @@ def quote_clusters(
         names: Instance types to look at; none: all of the catalogue.
         capacity: Kind of rental: ``on-demand`` or ``spot``.
         variants: The same training with other settings, of which the fastest counts.
-        reliefs: Settings to try where no layout fits.
+        reliefs: Gives settings to try where no layout fits.
         reference: Pass over the data before the first step; None: there is none.
 
     Raises:
@@ -198,7 +198,7 @@ class _QuoteRequest:
     recovery: RecoverySettings
     capacity: str
     variants: Sequence[Relief]
-    reliefs: Sequence[Relief]
+    reliefs: Reliefs
     reference: ReferencePass | None
 
 

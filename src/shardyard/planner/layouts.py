@@ -7,7 +7,7 @@ timed. For each family of layouts that did not win, the search says why: it does
 much, or it is slower, and what it spends the time on.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, assert_never
@@ -43,6 +43,9 @@ class Relief:
     """Overrides of the recipe, such as ``memory.offload=optimizer``."""
     work: Work
 
+
+Reliefs = Callable[[], Sequence[Relief]]
+"""Finds reliefs: each is checked against the whole recipe, so they wait until one is wanted."""
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 MOST_MICRO_BATCH = 64
@@ -165,7 +168,7 @@ def search(
     best: int = 3,
     breadth: Literal["all", "usual"] = "all",
     calibration: Calibration | None = None,
-    reliefs: Sequence[Relief] = (),
+    reliefs: Reliefs = tuple,
 ) -> Search:
     """Find the fastest ways to train a workload's model and batch on all devices of a cluster.
 
@@ -175,7 +178,7 @@ def search(
         best: Candidates to return.
         breadth: ``usual`` leaves out what seldom wins, for a search over many clusters: dp_shard
             other than all data ranks or a node, cp on short samples, deep pipelines.
-        reliefs: Further settings that are tried where no layout fits without.
+        reliefs: Gives further settings; called only where no layout fits without.
 
     Raises:
         RequestError: No source gives the rates of the device, or no layout is legal.
@@ -186,10 +189,10 @@ def search(
     is_broad = breadth == "all"
     # Reliefs cost time in each step, so they are tried only where nothing fits without them.
     found = _search(workload, cluster, calibration, best=best, is_broad=is_broad)
-    if found.fits or not reliefs:
+    if found.fits or not (further := reliefs()):
         return found
     others = []
-    for relief in reliefs:
+    for relief in further:
         with suppress(RequestError):  # weights on the host may leave no legal layout
             others.append(
                 (relief, _search(relief.work, cluster, calibration, best=best, is_broad=is_broad))
@@ -309,7 +312,7 @@ def _searched(
 
 
 def nodes_that_fit(
-    workload: Work, cluster: ClusterHardware, *, reliefs: Sequence[Relief] = (), most: int = 256
+    workload: Work, cluster: ClusterHardware, *, reliefs: Reliefs = tuple, most: int = 256
 ) -> tuple[int, Candidate] | None:
     """Find the fewest nodes, by doubling, on which some layout fits, and the fastest one there.
 

@@ -70,9 +70,9 @@ def check_model(
         *_check_offload(recipe),
         *([] if shape is None else _check_task_support(recipe, shape)),
         *(
-            []
-            if shape is None
-            else frozen_pattern_errors(recipe.model.frozen, parameters_of(shape))
+            frozen_pattern_errors(recipe.model.frozen, parameters_of(shape))
+            if shape is not None and recipe.model.frozen
+            else []
         ),
         *([] if shape is None else _check_adapters(recipe, shape)),
         *([] if shape is None else _check_router_losses(recipe, shape)),
