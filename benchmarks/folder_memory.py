@@ -43,7 +43,7 @@ from shardyard.io.files import write_json
 from shardyard.models.build import build_on_meta, fill_weights, hf_config, materialize
 from shardyard.models.local_shard import local_shard
 from shardyard.parallel.mesh import build_mesh
-from shardyard.train.setup import build_sharded
+from shardyard.train.build import build_sharded
 
 RANKS = 2
 VOCABULARY = 32000

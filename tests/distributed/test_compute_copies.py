@@ -15,9 +15,10 @@ from shardyard.models.build import fill_weights
 from shardyard.parallel.low_precision import low_precision_copies_of
 from shardyard.parallel.mesh import build_mesh
 from shardyard.rundir.layout import RunDir
+from shardyard.train.build import build_optimizer, build_sharded
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import FINISHED
-from shardyard.train.setup import build_optimizer, build_sharded, set_up
+from shardyard.train.setup import set_up
 from shardyard.train.step import Stepper
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here

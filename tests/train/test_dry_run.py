@@ -22,9 +22,9 @@ from shardyard.planner.dry_run import dry_run as ask_in_a_process
 from shardyard.planner.memory import memory
 from shardyard.planner.state_memory import checkpoint_bytes
 from shardyard.planner.workload import workload_of
+from shardyard.train.build import build_optimizer, build_sharded
 from shardyard.train.dry_run import dry_run
 from shardyard.train.optim import ShardOptimizer
-from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 from tests.planner.recipes import resolved_recipe
 

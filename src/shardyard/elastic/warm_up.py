@@ -26,7 +26,7 @@ from shardyard.families.shape import ModelShape
 from shardyard.models.build import fill_weights
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import task_class
-from shardyard.train.setup import build_optimizer, build_sharded
+from shardyard.train.build import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 
 _RANK = 65_536

@@ -40,8 +40,8 @@ from shardyard.train.allocations import (
     AllocationLog,
     StepPhase,
 )
+from shardyard.train.build import build_optimizer, build_sharded, ema_of
 from shardyard.train.loss_scaling import LossScaling
-from shardyard.train.setup import build_optimizer, build_sharded, ema_of
 from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,51 +28,36 @@ from shardyard.config.formulas import (
 )
 from shardyard.config.layout import Layout
 from shardyard.config.resolved import Resolved, fingerprint
-from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.layout import resolve_layout
-from shardyard.config.rules.reproducible import BY_EXACT, micro_batches, require_reproducible
+from shardyard.config.rules.reproducible import require_reproducible
 from shardyard.config.schema.recipe import Parallel, Recipe
 from shardyard.config.tasks import task_row
-from shardyard.data.loader import Loader, MicroBatch, Samples
+from shardyard.data.loader import Loader, Samples
 from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter, trained_modules
-from shardyard.families.shape import ModelShape
 from shardyard.log import warn
 from shardyard.models.build import (
-    build_on_meta,
     fill_weights,
-    freeze,
-    freeze_base,
-    materialize,
 )
-from shardyard.models.lora import adapter_parameters, add_adapters
+from shardyard.models.lora import adapter_parameters
 from shardyard.observe.callbacks import Callbacks
 from shardyard.observe.metrics import MetricLines, Sink, open_sinks, read_flop_budget
-from shardyard.parallel.apply import parallelize
-from shardyard.parallel.attention_kernel import attention_kernel, choose_attention
+from shardyard.parallel.attention_kernel import attention_kernel
 from shardyard.parallel.device import peak_memory_bytes, select_device, set_deterministic
-from shardyard.parallel.low_precision import DTYPES, low_precision_copies_of
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
-from shardyard.parallel.reproducible_sums import ExactGradients
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task, task_class
-from shardyard.tasks.language import vocabulary
-from shardyard.tasks.loss_computation import Computation
-from shardyard.train.custom_model import build_custom
+from shardyard.train.build import build_computation, build_optimizer, ema_of, exact_step_of
 from shardyard.train.determinism_check import check_determinism
 from shardyard.train.ema import WeightEma
 from shardyard.train.eval_tasks import open_eval_tasks
 from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.intervals import open_interval
 from shardyard.train.loss_scaling import LossScaling
-from shardyard.train.optim import ShardOptimizer
-from shardyard.train.optimizer_offload import StatesOnHost
-from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_code import changed_words, with_own_code
 from shardyard.train.reference import ReferenceValues, open_reference
-from shardyard.train.reproducible_step import ExactStep
 from shardyard.train.resume import (
     Saved,
     find_saved,
@@ -170,7 +155,10 @@ def set_up_phase(
     data_s = time.monotonic() - opening
     require_reproducible(resolved)
     set_deterministic(device, on=recipe.precision.reduce == "exact")
-    task = kind(with_own_code(_build(resolved, context), recipe, group=control))
+    computation = build_computation(
+        resolved, mesh, device=device, control=control, may_copy=context.may_copy
+    )
+    task = kind(with_own_code(computation, recipe, group=control))
     stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.state_tensors(), **buffers_of(task.model)}
     tensors = _saved_of(held, resolved)
@@ -415,108 +403,6 @@ def _with_open_degrees(resolved: Resolved) -> Parallel:
     """
     names = [name for name in Parallel.model_fields if f"parallel.{name}" in resolved.reasons]
     return resolved.recipe.parallel.model_copy(update=dict.fromkeys(names, "auto"))
-
-
-def _build(resolved: Resolved, context: ProcessContext) -> Computation[MicroBatch]:
-    """The model in parallel form, and how it computes the task."""
-    recipe, shape, network = resolved.recipe, resolved.shape, resolved.network
-    mesh, device, control = context.mesh, context.device, context.control
-    # For the whole process: a recomputed block runs outside of any `with`.
-    choose_attention(recipe.model.attention)
-    if shape is not None:
-        return build_sharded(recipe, shape, mesh, device=device, may_copy=context.may_copy)
-    if network is not None:
-        from shardyard.train.images import build_image_network  # pillow: an extra
-
-        return build_image_network(resolved, mesh, device=device, control=control)
-    return build_custom(
-        recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
-        folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,
-        tokenizer_dir=Path(resolved.data.dir),
-    )  # fmt: skip
-
-
-def build_sharded(
-    recipe: Recipe,
-    shape: ModelShape,
-    mesh: Mesh,
-    *,
-    device: torch.device,
-    may_copy: bool | None = None,
-) -> Computation[MicroBatch]:
-    """Return the task's computation, with its parallel model on the meta device: without storage.
-
-    Args:
-        may_copy: One rank may compute with copies of its weights; None: where that has been tried.
-    """
-    model, held_in = build_on_meta(shape), DTYPES[recipe.precision.compute]
-    if recipe.model.lora.rank is None:
-        freeze(model, recipe.model.frozen, storage_dtype=held_in)
-    else:
-        # Before the adapters are added, as it freezes every parameter that there is.
-        trained = trained_modules(shape, recipe.model.lora.modules_to_save)
-        freeze_base(model, storage_dtype=held_in, trained=trained)
-        add_adapters(model, shape, recipe.model.lora)
-    family = shape.family
-    parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family, may_copy=may_copy)
-    return task_class(recipe.task.name).compute(parts, mesh, recipe=recipe, device=device)
-
-
-def build_optimizer(
-    recipe: Recipe, computation: Computation[MicroBatch], mesh: Mesh, *, device: torch.device
-) -> ShardOptimizer:
-    """Give a sharded model its storage, without values yet, and an optimizer.
-
-    A module of the user's own has its storage and its values, and so has a network for images.
-    """
-    model = computation.model
-    if any(param.is_meta for param in model.parameters()):
-        materialize(
-            model, device, stages=computation.roots, on_host=recipe.memory.offload == "params"
-        )
-    model.train()
-    return ShardOptimizer(
-        model,
-        recipe.optim,
-        states=recipe.precision.optimizer_states,
-        tied_across_stages=computation.tied_across_stages,
-        names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
-        on_host=_on_host(recipe, device),
-        wrap_update=WholeVectors if recipe.precision.reduce == "exact" else None,
-        copies=low_precision_copies_of(model),
-    )
-
-
-def _on_host(recipe: Recipe, device: torch.device) -> StatesOnHost | None:
-    offload = recipe.memory.offload
-    match offload:
-        case "none" | "activations":
-            return None
-        case "optimizer":
-            return StatesOnHost(device)
-        case "params":
-            return StatesOnHost(device, with_weights=True)
-        case _:
-            assert_never(offload)
-
-
-def exact_step_of(
-    recipe: Recipe, computation: Computation[MicroBatch], mesh: Mesh, *, device: torch.device
-) -> ExactStep | None:
-    """Return the step with sums independent of the ranks to the bit, if the recipe asks for it."""
-    if recipe.precision.reduce != "exact":
-        return None
-    # another micro-batch rounds otherwise, so a resume keeps it
-    computation.fixed_settings = {"optim.micro_batch": BY_EXACT, **computation.fixed_settings}
-    summands = micro_batches(recipe.optim)
-    gradients = ExactGradients(computation.model, mesh, summands=summands)
-    return ExactStep(computation, gradients, device=device)
-
-
-def ema_of(recipe: Recipe, computation: Computation[MicroBatch]) -> WeightEma | None:
-    """Return averages of a sharded model's weights, with storage, if the recipe asks for them."""
-    decay = recipe.optim.ema_decay
-    return None if decay is None else WeightEma(computation.model, decay=decay)
 
 
 @dataclass(frozen=True, kw_only=True)
