@@ -197,5 +197,8 @@ def _generic(folder: Path, group: dist.ProcessGroup) -> Path:
     beside = ExportFiles(copied={}, config=content, has_own_tokenizer=False, warnings=())
     checkpoint = _saved(folder / "checkpoints", model, group)
     weights = InferenceTensors(checkpoint, Optim())
-    write_generic(checkpoint, beside, exported, dtype=torch.float32, weights=weights)
+    write_generic(
+        checkpoint, beside, exported,
+        task="causal_lm", label_fields={}, dtype=torch.float32, weights=weights,
+    )  # fmt: skip
     return exported

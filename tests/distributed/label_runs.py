@@ -195,12 +195,12 @@ def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, float]
     loop = Loop(training)
     for _ in range(STEPS):
         loop.step()
-    apart = _distances(model, training, begun)
+    apart = distances(model, training, begun)
     training.close()
     return expected, apart
 
 
-def _distances(model: nn.Module, training: Training, begun: dict[str, Tensor]) -> dict[str, float]:
+def distances(model: nn.Module, training: Training, begun: dict[str, Tensor]) -> dict[str, float]:
     """How far each weight of the run is from the plain loop's, by how far that has moved."""
     return {
         name: float(

@@ -19,7 +19,7 @@ from shardyard.models import folder_report
 from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.jsonl import read_steps
 from shardyard.rundir.layout import RunDir
-from shardyard.train.custom_model import blocks_of_causal_lm, open_causal_lm
+from shardyard.train.custom_model import blocks_of_transformer, open_causal_lm
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 
@@ -115,7 +115,7 @@ def test_it_trains_alike_on_the_data_axes_and_its_export_opens(
 def test_its_blocks_are_those_that_transformers_keeps_together(tmp_path: Path) -> None:
     recipe = Recipe(model=Model(path=str(tmp_path), weights="load"))
     model = open_causal_lm(recipe, saved("gpt_neo", tmp_path), vocab_size=512)
-    assert list(blocks_of_causal_lm(model)) == ["transformer.h.0", "transformer.h.1"]
+    assert list(blocks_of_transformer(model)) == ["transformer.h.0", "transformer.h.1"]
     assert next(model.parameters()).dtype == torch.float32
 
 
@@ -173,7 +173,7 @@ def test_a_folder_that_lacks_or_has_more_is_rejected(
     state = load_file(folder / "model.safetensors")
     change(state)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    assert said in " ".join(folder_report.main(folder, "text"))
+    assert said in " ".join(folder_report.main(folder, "causal_lm"))
     recipe = Recipe(model=Model(path=str(folder)))
     with pytest.raises(RequestError, match=said):
         open_causal_lm(recipe, folder, vocab_size=512)

@@ -70,6 +70,7 @@ from shardyard.rundir.attempt_files import latest_resolved
 from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.script import check_has_recipe
+from shardyard.tasks.labels import label_fields_of
 from shardyard.units import format_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -393,7 +394,11 @@ def _merged(saved: InferenceTensors, resolved: Resolved, dtype: torch.dtype) -> 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     if is_generic(resolved.recipe):
         saved = InferenceTensors(plan.checkpoint, resolved.recipe.optim)
-        write_generic(plan.checkpoint, plan.extra_files, folder, dtype=plan.dtype, weights=saved)
+        write_generic(
+            plan.checkpoint, plan.extra_files, folder,
+            task=resolved.recipe.task.name, label_fields=label_fields_of(resolved),
+            dtype=plan.dtype, weights=saved,
+        )  # fmt: skip
     elif resolved.network is not None:
         write_network(plan.checkpoint, resolved, folder, dtype=plan.dtype)
     else:

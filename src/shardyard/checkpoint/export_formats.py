@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import torch
+import transformers
 from torch import Size, Tensor, nn
 from torch.utils import swap_tensors
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from shardyard.checkpoint.buffers import buffers_of, inference_name
 from shardyard.checkpoint.export_files import CONFIG, ExportFiles, changed_config, copy_files
@@ -20,6 +21,7 @@ from shardyard.config.model.source import model_folder
 from shardyard.config.optimizers import UNAVERAGED, OptimizerSettings, evaluation_share
 from shardyard.config.resolved import Resolved
 from shardyard.config.rules.images import class_names
+from shardyard.config.tasks import task_row
 from shardyard.config.weight_files import ADAPTER
 from shardyard.errors import CheckpointError, RequestError
 from shardyard.families.file_tensors import ParameterPiece
@@ -85,12 +87,16 @@ def write_generic(
     files: ExportFiles,
     folder: Path,
     *,
+    task: str,
+    label_fields: Mapping[str, Any],
     dtype: torch.dtype,
     weights: InferenceTensors,
 ) -> None:
     """Write weights, config.json, and the files of the model's own folder.
 
     Args:
+        task: Name of the run's task, which says which head the model has.
+        label_fields: Fields of config.json for the labels of that head.
         weights: The checkpoint's, as they are to be used.
 
     Raises:
@@ -102,16 +108,17 @@ def write_generic(
             f"{checkpoint} holds weights of a model of no family here, whose config.json lies in "
             "the folder that it came from, which is gone. Bring it back and export once more."
         )
-    saved, about = read_shapes(checkpoint), files.config
+    model_class: Any = getattr(transformers, str(task_row(task).auto_class))
+    saved, about = read_shapes(checkpoint), {**files.config, **label_fields}
     config: Any = AutoConfig.for_model(**about)
-    rows = _rows_of_table(config, {name: shape for name, (shape, _) in saved.items()})
+    rows = _rows_of_table(model_class, config, {name: shape for name, (shape, _) in saved.items()})
     if rows is not None and rows != config.get_text_config().vocab_size:  # tokens were added
         config.get_text_config().vocab_size = rows
         about = {**about, "vocab_size": rows}
-    if _has_own_head(config, saved):  # its folder held a head that differs from its table
+    if _has_own_head(model_class, config, saved):  # its folder held another head
         config.tie_word_embeddings = False
         about = {**about, "tie_word_embeddings": False}
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model: Any = model_class.from_config(config, dtype=dtype)
     tensors: dict[str, Tensor] = {
         f"model.{name}": param.detach() for name, param in model.named_parameters()
     }
@@ -127,19 +134,19 @@ def write_generic(
     copy_files(files.copied, folder)
 
 
-def _rows_of_table(config: Any, saved: Mapping[str, Size]) -> int | None:
+def _rows_of_table(model_class: Any, config: Any, saved: Mapping[str, Size]) -> int | None:
     """Return the rows of the embedding in a checkpoint; None: it has none of that name."""
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = model_class.from_config(config)
     table = model.get_input_embeddings().weight
     name = next(name for name, each in model.named_parameters() if each is table)
     return saved[f"model.{name}"][0] if f"model.{name}" in saved else None
 
 
-def _has_own_head(config: Any, saved: Container[str]) -> bool:
+def _has_own_head(model_class: Any, config: Any, saved: Container[str]) -> bool:
     """Check whether a checkpoint has the head of a tied model next to its table."""
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = model_class.from_config(config)
     pairs = model.all_tied_weights_keys.items()
     return any(f"model.{head}" in saved and f"model.{table}" in saved for head, table in pairs)
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-_WIDTH = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim")
+_WIDTH = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim", "dim")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERT_WIDTH = ("moe_intermediate_size", "intermediate_size")
 
+BEHIND_PADDING = ("camembert", "data2vec-text", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl")
+"""Types whose positions begin behind the id of the padding token: two rows of 514 have no place."""
 NO_LIMIT = ("bloom", "falcon", "falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv")
 """Types whose config.json may name no longest sample, since none is built in."""
 USUAL_CONTEXT = 2048
@@ -57,10 +59,13 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes | None:
     """Sizes that a config.json gives; None: it lacks one of them.
 
     Args:
-        config: Content of a config.json of a causal language model.
+        config: Content of a config.json of a language model.
     """
     width, depth = _first(config, _WIDTH), _first(config, _DEPTH)
     context = limit = _first(config, _CONTEXT)
+    if context is not None and config.get("model_type") in BEHIND_PADDING:
+        padding = config.get("pad_token_id")
+        context -= 1 + (padding if isinstance(padding, int) else 1)
     if limit is None and _has_no_limit(config.get("model_type")):
         context = USUAL_CONTEXT
     if width is None or depth is None or context is None:

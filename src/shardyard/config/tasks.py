@@ -61,6 +61,10 @@ class TaskRow:
     labelled: Labelled | None = None
     """Unit of its data that has a label, which the head predicts; None: the head predicts tokens.
     """
+    auto_class: str | None = None
+    """Class of transformers that opens a model of no family here with the task's head; None: only
+    known families learn the task.
+    """
     reads: Literal["text", "images"] = "text"
     """Kind of data in its samples."""
     judges_pairs: bool = False
@@ -128,6 +132,7 @@ TASKS: dict[str, TaskRow] = {
         prepare=_TEXT,
         metrics=_OF_TOKENS,
         is_causal=True,
+        auto_class="AutoModelForCausalLM",
         continues_text=True,
         predicts_every_token=True,
         reads_learnt=True,
@@ -144,6 +149,7 @@ TASKS: dict[str, TaskRow] = {
             "masked_accuracy": Metric(is_better_higher=True, is_of_logits=True),
         },
         is_causal=False,
+        auto_class="AutoModelForMaskedLM",
         accepts_own_loss=True,
         reads_items=True,
         reads_eval_sets=True,
@@ -171,6 +177,7 @@ TASKS: dict[str, TaskRow] = {
         },
         is_causal=None,
         labelled="samples",
+        auto_class="AutoModelForSequenceClassification",
         data_formats=("by_suffix",),
     ),
     "token_classification": TaskRow(
@@ -182,6 +189,7 @@ TASKS: dict[str, TaskRow] = {
         },
         is_causal=None,
         labelled="tokens",
+        auto_class="AutoModelForTokenClassification",
         data_formats=("by_suffix",),
     ),
     "preference": TaskRow(
@@ -212,6 +220,7 @@ TASKS: dict[str, TaskRow] = {
             "top5": Metric(is_better_higher=True, is_of_logits=True),
         },
         is_causal=False,
+        auto_class="AutoModelForImageClassification",
         reads="images",
         sums_exactly=True,
         accepts_own_loss=True,

@@ -146,14 +146,15 @@ def with_model(draft: RecipeDraft, answer: str) -> RecipeDraft:
     if answer in IMAGE_PRESETS:
         raise _of_images(f"{answer} is", f"model.preset={answer}")
     settings, preset = _model_settings(answer), preset_named(answer)
-    shape = None if preset is None else preset.shape
+    shape, task = None if preset is None else preset.shape, tasks_of(is_causal=True)[0]
     if preset is None:
         model = draft.with_settings(*settings).recipe.model
         try:
             folder = model_folder(model, needs_weights=model.path is not None)
             if is_image_config(_config_in(folder)):
                 raise _of_images(f"{folder} holds", " ".join(settings))
-            kind = _generic_type(folder)
+            task = tasks_of(is_causal=not _is_masked(folder))[0]
+            kind = _generic_type(folder, task)
             if kind is not None:
                 why = f"{folder} is a model of type {kind}, which is of no family here: {LACKS}."
                 draft = replace(draft, no_plan_reason=why, is_generic=True)
@@ -161,15 +162,22 @@ def with_model(draft: RecipeDraft, answer: str) -> RecipeDraft:
                 shape = read_shape(model, folder, Data().vocab_size)
         except (AccessError, CapacityError) as error:  # of the hub: the answer may be right
             draft = replace(draft, no_plan_reason=str(error))
-    is_causal = shape is None or shape.is_causal
-    task = () if is_causal else (f"task.name={tasks_of(is_causal=False)[0]}",)
-    return draft.with_settings(*settings, *task)
+    if shape is not None:
+        task = tasks_of(is_causal=shape.is_causal)[0]
+    is_usual = task == tasks_of(is_causal=True)[0]
+    return draft.with_settings(*settings, *(() if is_usual else (f"task.name={task}",)))
 
 
-def _generic_type(folder: Path | None) -> str | None:
-    """The type of a causal model of no family; None: it is of a family, or has no config.json."""
+def _is_masked(folder: Path | None) -> bool:
+    """Whether a folder holds a model that learnt hidden words."""
+    names = _config_in(folder).get("architectures") or ()
+    return any(str(name).endswith("ForMaskedLM") for name in names)
+
+
+def _generic_type(folder: Path | None, task: str) -> str | None:
+    """The type of a model of no family; None: it is of a family, or has no config.json."""
     config = _config_in(folder)
-    return generic_type(config, f"{folder}/config.json") if config else None
+    return generic_type(config, f"{folder}/config.json", task=task) if config else None
 
 
 def _config_in(folder: Path | None) -> dict[str, Any]:

@@ -431,7 +431,7 @@ def _on_its_path(recipe: Recipe, folder: Path | None) -> Recipe:
     if recipe.model.module is not None or config is None or not config.is_file():
         return recipe
     content = config_content(str(config))
-    kind = generic_type(content, str(config))
+    kind = generic_type(content, str(config), task=recipe.task.name)
     if kind is None:
         return recipe
     assert folder is not None
@@ -616,11 +616,12 @@ def check_weights_match_config(request: Request) -> None:
         RecipeError: The folder holds less or more than the model.
     """
     folder, recipe = request.model_dir, request.recipe
-    kind = "images" if request.network is not None else "text"
-    is_asked = kind == "images" or is_generic(recipe)
+    is_asked = request.network is not None or is_generic(recipe)
     if folder is None or not is_asked or not loads_weights(recipe) or not has_weight_files(folder):
         return
-    found = run_program("shardyard.models.folder_report", [str(folder), kind])["problems"]
+    found = run_program("shardyard.models.folder_report", [str(folder), recipe.task.name])[
+        "problems"
+    ]
     if found:
         setting = "model.path" if recipe.model.path is not None else "model.hub"
         raise RecipeError([Problem(setting, problem) for problem in found])

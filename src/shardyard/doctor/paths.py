@@ -98,7 +98,10 @@ def _inspect(recipe: Recipe, folder: Path | None) -> None:
         return
     network_or_none(recipe, folder)
     config = folder / "config.json"
-    is_generic = config.is_file() and generic_type(config_content(str(config)), str(config))
+    task = recipe.task.name
+    is_generic = config.is_file() and generic_type(
+        config_content(str(config)), str(config), task=task
+    )
     shape = None if is_generic else shape_or_none(recipe, folder, recipe.data.vocab_size)
     inspect_folder(recipe, folder, shape)
 

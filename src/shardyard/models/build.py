@@ -47,12 +47,23 @@ def label_fields(shape: ModelShape) -> dict[str, Any]:
     """Fields of config.json for the labels of a shape; empty for a head over the vocabulary."""
     if shape.label_head is None:
         return {}
-    names = shape.label_names or [f"LABEL_{number}" for number in range(shape.num_labels)]
-    problem = "regression" if shape.num_labels == 1 else "single_label_classification"
+    per_sample = shape.label_head == "samples"
+    return fields_of_labels(shape.num_labels, shape.label_names, per_sample=per_sample)
+
+
+def fields_of_labels(num_labels: int, names: Sequence[str], *, per_sample: bool) -> dict[str, Any]:
+    """Fields of config.json for labels.
+
+    Args:
+        names: Names by number; none: they have none.
+        per_sample: Whether each sample has a label, and not each token.
+    """
+    names = names or [f"LABEL_{number}" for number in range(num_labels)]
+    problem = "regression" if num_labels == 1 else "single_label_classification"
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},
-        **({"problem_type": problem} if shape.label_head == "samples" else {}),
+        **({"problem_type": problem} if per_sample else {}),
     }
 
 

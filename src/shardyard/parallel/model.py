@@ -1,10 +1,13 @@
 """A model in its parallel form: what ``parallel/apply.py`` returns and tasks compute with."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
+from shardyard.data.loader import MicroBatch
+from shardyard.models.forward import Inputs
 from shardyard.models.moe import RouterWeight
 from shardyard.parallel.loss import VocabLoss
 from shardyard.parallel.pipeline import Pipeline
@@ -33,6 +36,10 @@ class ParallelModel:
     """Tokens whose residual stream is on this rank between matrices; None: all."""
     pipeline: Pipeline | None = None
     """The way through the stages of the model; None: it is whole."""
+    call: Callable[[nn.Module, Inputs], Any] | None = None
+    """Forward pass of a model whose forward method is not ours; None: it takes ``Inputs``."""
+    before_batch: Callable[[MicroBatch], None] | None = None
+    """Called before each micro-batch, in host memory; None: there is nothing to do."""
 
     @property
     def roots(self) -> Sequence[nn.Module]:

@@ -5,18 +5,22 @@ A word's label is that of its first token.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import task_row
 from shardyard.data.labels.samples import LabelledSet
 from shardyard.data.loader import MicroBatch
 from shardyard.data.samples import Stream
+from shardyard.models.build import fields_of_labels
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Task, TaskData
 from shardyard.tasks.label_losses import LabelLosses, SampleLabels, TokenLabels
+from shardyard.tasks.language import vocabulary
 
 
 class LabelTask(Task):
@@ -92,12 +96,19 @@ def _empty_rows(recipe: Recipe) -> MicroBatch:
 
 
 def _rows(resolved: Resolved, split: str) -> LabelledSet:
-    shape = resolved.shape
-    assert shape is not None, "checked: no module of the user's own"
+    shape = resolved.shape  # None: a model of no family finds the token to read by itself
     return LabelledSet(
         Path(resolved.data.dir),
         split,
         seq_len=int(resolved.recipe.data.seq_len),
-        vocab_size=shape.vocab_size,
-        reads_last=not shape.family.pools,
+        vocab_size=vocabulary(resolved),
+        reads_last=shape is not None and not shape.family.pools,
     )
+
+
+def label_fields_of(resolved: Resolved) -> dict[str, Any]:
+    """Fields of config.json for the labels of a run's data; empty if it has none."""
+    data, labelled = resolved.data, task_row(resolved.recipe.task.name).labelled
+    if labelled is None or data.num_labels is None:
+        return {}
+    return fields_of_labels(data.num_labels, data.label_names, per_sample=labelled == "samples")

@@ -41,6 +41,8 @@ class LanguageModel(Computation[MicroBatch]):
         self._loss_in_model = parts.loss_in_model
         self._accepts_document_starts = parts.accepts_document_starts
         self._router_weight = parts.router_weight
+        self._call = parts.call
+        self._before_batch = parts.before_batch
         self.tokens_l = parts.tokens_l
         self._mesh = mesh
         self._device = device
@@ -204,6 +206,8 @@ class LanguageModel(Computation[MicroBatch]):
 
     def _placed(self, batch: MicroBatch, max_documents: int | None = None) -> MicroBatch:
         """On the device; where the model asks for it, with where documents begin."""
+        if self._before_batch is not None:
+            self._before_batch(batch)
         if (
             self._accepts_document_starts and "starts" not in batch.fields
         ):  # else it is of sizes alone
@@ -214,6 +218,8 @@ class LanguageModel(Computation[MicroBatch]):
 
     def _through(self, inputs: Inputs) -> Any:
         """Return the output of the model's end on ranks that have it; else None."""
+        if self._call is not None:
+            return self._call(self.model, inputs)
         through = self.model if self.pipeline is None else self.pipeline.output
         return through(*inputs)
 

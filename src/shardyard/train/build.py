@@ -14,6 +14,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.rules.reproducible import BY_EXACT, micro_batches
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.tasks import task_row
 from shardyard.data.loader import MicroBatch
 from shardyard.families.lora import trained_modules
 from shardyard.families.shape import ModelShape
@@ -29,6 +30,7 @@ from shardyard.tasks.language import vocabulary
 from shardyard.tasks.loss_computation import Computation
 from shardyard.train.custom_model import build_custom
 from shardyard.train.ema import WeightEma
+from shardyard.train.generic_heads import build_with_head
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizer_offload import StatesOnHost
 from shardyard.train.optimizers.whole_vectors import WholeVectors
@@ -58,6 +60,8 @@ def build_computation(
         from shardyard.train.images import build_image_network  # pillow: an extra
 
         return build_image_network(resolved, mesh, device=device, control=control)
+    if is_generic(recipe) and not task_row(recipe.task.name).is_causal:
+        return build_with_head(resolved, mesh, device=device, control=control)
     return build_custom(
         recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
         folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,

@@ -1,6 +1,6 @@
 """Any causal language model of transformers as a module of one's own: made here, with its loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from shardyard.config.schema.recipe import Recipe
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.attention import document_mask
+from shardyard.models.batch_norm import BatchNorms
 from shardyard.models.build import freeze
 from shardyard.models.folder_report import loading_errors
 from shardyard.models.random import key_of
@@ -103,12 +104,26 @@ def _grow(model: PreTrainedModel, vocab_size: int, *, is_mean: bool) -> None:
         param[rows:] = param[:rows].double().mean(dim=0).to(param.dtype)
 
 
-def blocks_of_causal_lm(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the blocks that transformers keeps together on one device, by full name."""
+def blocks_of_transformer(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """Return the blocks that transformers keeps together on one device, by full name.
+
+    One whose parameter is tied to another part of the model, such as the embedding, is none.
+    """
     kinds = set(model._no_split_modules or ())
     named = {name: each for name, each in model.named_modules() if type(each).__name__ in kinds}
     inner = {name for name in named for other in named if name.startswith(f"{other}.")}
-    return {name: each for name, each in named.items() if name not in inner}
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(param, []).append(name)
+    tied = [each for each in names.values() if len(each) > 1]
+    return {
+        name: each
+        for name, each in named.items()
+        if name not in inner
+        and not any(
+            0 < sum(other.startswith(f"{name}.") for other in each) < len(each) for each in tied
+        )
+    }
 
 
 def logits_of_causal_lm(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -223,18 +238,55 @@ def build_custom(
     else:
         place = str(folder)
         opened = open_causal_lm(recipe, folder, vocab_size=vocab_size, tokenizer_dir=tokenizer_dir)
-        model, loss, blocks = opened, loss_of_logits, blocks_of_causal_lm(opened)
+        model, loss, blocks = opened, loss_of_logits, blocks_of_transformer(opened)
         outputs = logits_of_causal_lm
         if not recipe.data.attends_across:
             is_whole = recipe.data.pack == "whole"
             setting = "data.pack=whole" if is_whole else "data.attend_across_documents=false"
             check_documents_separated(opened, setting)
             outputs = logits_of_separate_documents
+    norms = shard_custom(
+        model, blocks, recipe, mesh, device=device, control=control, errors=errors,
+        place=place if folder is not None else f"model.module={place}",
+    )  # fmt: skip
+    reads = _Reads(recipe.run.seed, device)
+    said_by = f"the loss of {place}"
+    return CustomComputation(
+        model, mesh, loss, loss_name=said_by, outputs=outputs, norms=norms, reads=reads
+    )
+
+
+def shard_custom(
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    device: torch.device,
+    control: dist.ProcessGroup,
+    place: str,
+    errors: Sequence[Problem] = (),
+) -> BatchNorms | None:
+    """Check a model that lies in host memory, and shard it on its device.
+
+    Args:
+        blocks: Modules that are sharded and recomputed by themselves, by full name.
+        control: A gloo group of all ranks.
+        place: What messages call the model.
+        errors: What is known to be wrong already.
+
+    Returns:
+        Its batch normalisations; None: it has none.
+
+    Raises:
+        RequestError: It has parameters that cannot be split, or ranks have different weights.
+        RecipeError: Settings that do not fit the model; all of them.
+    """
     if not is_replicated(model, mesh, recipe):
         reject_scalars(model, or_whole="parallel.strategy=NO_SHARD in fp32")
-    errors += module_errors(model, blocks, tp=1, setting="model.blocks")
-    if errors:
-        raise RecipeError(errors, place if folder is not None else f"model.module={place}")
+    found = [*errors, *module_errors(model, blocks, tp=1, setting="model.blocks")]
+    if found:
+        raise RecipeError(found, place)
     # Before sharding: a rank sees only its own part afterwards, and no difference would show.
     check_weights_equal(model, control)
     model.float()  # master weights
@@ -242,12 +294,7 @@ def build_custom(
     freeze(model, recipe.model.frozen, storage_dtype=DTYPES[recipe.precision.compute])
     model.to(device)
     remedy = REMEDY.format("parallel.zero=2")
-    norms = parallelize_custom(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
-    reads = _Reads(recipe.run.seed, device)
-    said_by = f"the loss of {place}"
-    return CustomComputation(
-        model, mesh, loss, loss_name=said_by, outputs=outputs, norms=norms, reads=reads
-    )
+    return parallelize_custom(model, mesh, recipe=recipe, blocks=blocks, words={}, remedy=remedy)
 
 
 class _Reads:

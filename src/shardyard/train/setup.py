@@ -142,9 +142,7 @@ def set_up_phase(
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device, mesh, control = context.device, context.mesh, context.control
     started = time.monotonic()
-    saved = find_saved(
-        run_dir.checkpoints, hooks.memory, context.resolved.recipe, group=context.control
-    )
+    saved = find_saved(run_dir.checkpoints, hooks.memory, context.resolved.recipe, group=control)
     phase = 0 if saved is None else _phase_after(context.resolved, saved.progress)
     resolved = context.resolved.of_phases[phase]
     recipe = resolved.recipe

@@ -29,13 +29,56 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
 def test_a_causal_model_of_no_family_takes_the_generic_path(
     config: dict[str, Any], kind: str | None
 ) -> None:
-    assert generic_type(config, "config.json") == kind
+    assert generic_type(config, "config.json", task="causal_lm") == kind
+
+
+ROBERTA = {
+    "model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "vocab_size": 300,
+    "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 514, "pad_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "kind"),
+    [
+        (ROBERTA, "masked_lm", "roberta"),
+        (ROBERTA, "sequence_classification", "roberta"),
+        (ROBERTA, "token_classification", "roberta"),
+        (OLMO, "sequence_classification", "olmo"),
+        (ROBERTA, "causal_lm", None),
+        ({**ROBERTA, "model_type": "bert"}, "masked_lm", None),
+        ({"model_type": "swin", "architectures": ["SwinModel"]}, "image_classification", None),
+    ],
+)
+def test_a_task_whose_head_transformers_has_takes_the_generic_path(
+    config: dict[str, Any], task: str, kind: str | None
+) -> None:
+    assert generic_type(config, "config.json", task=task) == kind
+
+
+def test_positions_behind_the_padding_token_leave_two_rows_out(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "task": {"name": "masked_lm"}, "optim": {"lr": 1e-3}, "data": {"source": "."},
+    }  # fmt: skip
+    request = request_of(tmp_path, ROBERTA, **sections, data_seq_len="auto")
+    assert request.preview().recipe.data.seq_len == 512
+    with pytest.raises(RecipeError, match=r"data.seq_len=514 is more than .* Use at most 512\."):
+        request_of(tmp_path, ROBERTA, **sections, data_seq_len=514)
+
+
+def test_a_task_that_only_families_learn_is_rejected(tmp_path: Path) -> None:
+    task = {"name": "preference", "generate_tokens": 0}
+    with pytest.raises(RecipeError) as refused:
+        request_of(tmp_path, task=task, data={"format": "preference_pairs"})
+    said = str(refused.value)
+    assert "task.name=preference is learnt by models of known families only" in said
+    assert "or task.name=causal_lm or masked_lm or sequence_classification" in said
 
 
 @pytest.mark.parametrize("more", [{}, {"is_encoder_decoder": True}])
 def test_t5_is_refused_with_a_sentence(more: dict[str, bool]) -> None:
     with pytest.raises(RequestError) as refused:
-        generic_type({**T5, **more}, "x/config.json")
+        generic_type({**T5, **more}, "x/config.json", task="causal_lm")
     said = str(refused.value)
     assert "model_type='t5' reads one text and writes another (encoder and decoder)" in said
     assert "Use a causal model, or a script with a module of your own" in said
@@ -43,7 +86,7 @@ def test_t5_is_refused_with_a_sentence(more: dict[str, bool]) -> None:
 
 def test_quantised_weights_are_refused() -> None:
     with pytest.raises(RequestError, match="quantization_config: its weights are quantised"):
-        generic_type({**OLMO, "quantization_config": {"bits": 4}}, "config.json")
+        generic_type({**OLMO, "quantization_config": {"bits": 4}}, "x", task="causal_lm")
 
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -55,8 +98,11 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-def request_of(folder: Path, **sections: dict[str, Any]) -> Request:
-    (folder / "config.json").write_text(json.dumps(OLMO))
+def request_of(
+    folder: Path, config: dict[str, Any] = OLMO, data_seq_len: int | str = 32, **sections: Any
+) -> Request:
+    (folder / "config.json").write_text(json.dumps(config))
+    sections = {**sections, "data": {"seq_len": data_seq_len, **sections.get("data", {})}}
     model = {"path": str(folder), "weights": "random", **sections.pop("model", {})}
     asked = {name: {**GIVEN.get(name, {}), **more} for name, more in sections.items()}
     return Request.read([{"model": model, **GIVEN, **asked}], needs_weights=False)

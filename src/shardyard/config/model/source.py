@@ -10,7 +10,9 @@ from typing import Any
 
 from shardyard.config.formulas import seq_len_of
 from shardyard.config.model.hub import HubRequest, LogFunction, fetch
+from shardyard.config.model_sizes import sizes_of
 from shardyard.config.resolved import DatasetMetadata
+from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.schema.recipe import Model, Recipe
 from shardyard.config.secrets import show
 from shardyard.config.tasks import task_row
@@ -351,4 +353,8 @@ def sample_tokens(recipe: Recipe, model_dir: Path | None) -> int:
     seq_len = recipe.data.seq_len
     if seq_len != "auto":
         return seq_len
+    if model_dir is not None and is_generic(recipe):
+        sizes = sizes_of(_read_config(model_dir / "config.json"))
+        assert sizes is not None, "checked: without sizes data.seq_len has a value"
+        return seq_len_of(sizes)[0]
     return seq_len_of(read_shape(recipe.model, model_dir, recipe.data.vocab_size))[0]

@@ -12,7 +12,7 @@ from typing import Any
 from shardyard.config.layout import WHY_NOT
 from shardyard.config.model_sizes import ModelSizes
 from shardyard.config.schema.recipe import Recipe
-from shardyard.config.tasks import task_row
+from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.config_json import CAUSAL_CLASSES
 from shardyard.families.registry import FAMILIES, is_family
@@ -107,7 +107,9 @@ def _unsupported_settings(
     model, given = recipe.model, recipe.model.model_fields_set
     recompute, is_split = recipe.memory.recompute, bool(model.blocks) or is_generic
     own = f"and what is inside of {what} is not known."
-    metrics = task_row(recipe.task.name).metrics
+    row = task_row(recipe.task.name)
+    has_own_head = is_generic and has_generic_head(recipe.task.name)
+    metrics = {} if has_own_head else row.metrics
     no_blocks = "is done block by block, and model.blocks names none. Name them, or leave it out."
     return {
         "model.weights": (
@@ -146,7 +148,7 @@ def _unsupported_settings(
             f"=fp8 multiplies known matrices of a block, {own} Use bf16 or fp32.",
         ),
         "task.generate_tokens": (
-            recipe.task.generate_tokens > 0 and task_row(recipe.task.name).continues_text,
+            recipe.task.generate_tokens > 0 and row.continues_text,
             f"={recipe.task.generate_tokens} needs logits, {own} Use 0.",
         ),
         "data.eval_tasks": (bool(recipe.data.eval_tasks), f"needs logits, {own} Leave it out."),
@@ -194,12 +196,21 @@ def is_generic(recipe: Recipe) -> bool:
     return recipe.model.module == MODULE
 
 
+def has_generic_head(task: str) -> bool:
+    """Whether transformers opens a model of no family with the head of a task, which is not causal.
+
+    Those of labels it puts on any model.
+    """
+    row = task_row(task)
+    return row.auto_class is not None and row.reads == "text" and not row.is_causal
+
+
 def needs_mask(kind: str) -> bool:
     """Whether a type keeps documents of a sample apart only by a mask that it is given."""
     return kind in BY_MASK
 
 
-def generic_type(config: dict[str, Any], source: str) -> str | None:
+def generic_type(config: dict[str, Any], source: str, *, task: str) -> str | None:
     """Return the type of a model that takes this path.
 
     None: it is of a family, or rejected elsewhere.
@@ -207,9 +218,10 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
     Args:
         config: Content of a config.json.
         source: Its name in messages.
+        task: Name of the task that it shall learn.
 
     Raises:
-        RequestError: It is of no family, and no causal language model.
+        RequestError: It is of no family, and reads and writes two texts, or is quantised.
     """
     kind, names = config.get("model_type"), config.get("architectures") or ()
     if is_family(kind):
@@ -221,14 +233,19 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
             "would have no input. Use a causal model, or a script with a module of your own "
             "(docs/library.md)."
         )
-    if not any(str(name).endswith(CAUSAL_CLASSES) for name in names):
-        return None  # refused where configs are read
+    is_causal = any(str(name).endswith(CAUSAL_CLASSES) for name in names)
+    if not (is_causal or has_generic_head(task)) or kind is None:
+        return None  # rejected where configs are read
     if config.get("quantization_config"):
         raise RequestError(
             f"{source}: quantization_config: its weights are quantised; training needs the full "
             "ones. Use the model that it was made from."
         )
     return str(kind)
+
+
+def _generic_tasks() -> list[str]:
+    return [name for name, row in TASKS.items() if row.auto_class and row.reads == "text"]
 
 
 def on_generic_path(
@@ -247,7 +264,7 @@ def on_generic_path(
     what, has_sizes = f"a model of type {kind}", sizes is not None
     found = [
         *check_custom_module(generic, generic=what, has_sizes=has_sizes),
-        *_check_model_type(recipe, kind),
+        *_check_model_type(recipe, kind, sizes),
     ]
     if found:
         known = ", ".join(FAMILIES)
@@ -260,8 +277,20 @@ def on_generic_path(
     return generic
 
 
-def _check_model_type(recipe: Recipe, kind: str) -> list[Problem]:
+def _check_model_type(recipe: Recipe, kind: str, sizes: ModelSizes | None) -> list[Problem]:
     found = []
+    if task_row(recipe.task.name).auto_class is None:
+        text = f"={recipe.task.name} is learnt by models of known families only. Use one of these, "
+        text += f"or task.name={' or '.join(_generic_tasks())}."
+        found.append(Problem("task.name", text))
+    seq_len = recipe.data.seq_len
+    if seq_len != "auto" and sizes is not None and sizes.has_limit:
+        most = sizes.max_position_embeddings
+        if seq_len > most:
+            text = (
+                f"={seq_len} is more than the model's context of {most} tokens. Use at most {most}."
+            )
+            found.append(Problem("data.seq_len", text))
     if not recipe.data.attends_across and kind not in KEEP_DOCUMENTS_APART:
         setting, value, other = "data.attend_across_documents", "false", "true"
         if recipe.data.pack == "whole":

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from shardyard.config.resolved import DatasetMetadata
+from shardyard.config.rules.custom_module import is_generic
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import TASKS, task_row
 from shardyard.errors import Problem
@@ -91,7 +92,7 @@ def check_labels(recipe: Recipe) -> Iterable[Problem]:
     if recipe.data.labels and recipe.task.problem_type == "regression":
         text = "names classes, and task.problem_type=regression predicts a number. Leave one out."
         yield Problem("data.labels", text)
-    if recipe.model.module is not None:
+    if recipe.model.module is not None and not is_generic(recipe):
         text = f"={recipe.model.module}: task.name={name} puts a head on models of known families. "
         yield Problem("model.module", f"{text}Use task.name=causal_lm with your own task.loss.")
 
