@@ -1,5 +1,5 @@
 # make demo   train a small sharded model on this machine's own Python files, and look at it
-# make test   lint, types, the fast tests, and one of what starts processes in each main part
+# make test   lint, the fast tests, and one of what starts processes in each main part
 # make check   lint, types, and all tests but those of whole runs: what CI runs before test-system
 # make test-quick   the tests of that alone
 # make test-fast   the tests that start no process and take at most half a second each
@@ -33,10 +33,9 @@ PYTEST := $(BIN)/python -m pytest --account -rs
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/benchmarks
 
-# Types beside the tests: each leaves the other's waiting times a processor.
-test: lint
-	$(MAKE) --no-print-directory -j 2 types test-core
+test: lint test-core
 
+# Types beside the tests: each leaves the other's waiting times a processor.
 check: lint
 	$(MAKE) --no-print-directory -j 2 types test-quick
 

@@ -32,6 +32,8 @@ from shardyard.io.yaml import read_yaml
 from shardyard.launchers.kubernetes.objects import to_yaml
 from tests.test_docs import _FENCED, ROOT, files_of
 
+pytestmark = pytest.mark.heavy
+
 NO_CLUSTER = "own-code.md"
 """The tutorial that stays on one machine."""
 WAYS = sorted(p for p in (ROOT / "docs/tutorials").glob("*.md") if p.name != NO_CLUSTER)

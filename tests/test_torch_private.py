@@ -32,6 +32,8 @@ from shardyard.torch_private import (
     replaced_start_processes,
 )
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[1]
 SEAM = ROOT / "src/shardyard/torch_private.py"
 SOURCES = [
@@ -277,7 +279,6 @@ def test_a_newer_torch_is_told_where_experts_are(mesh: DeviceMesh) -> None:
     assert placement_on_mesh(mesh["expert_shard"])(None).mesh_info.mesh.size() == 2
 
 
-@pytest.mark.heavy
 def test_the_compiler_is_imported_without_a_thread_or_a_process() -> None:
     program = (
         "import os, sys; from shardyard.torch_private import import_compiler; import_compiler();"

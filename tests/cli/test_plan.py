@@ -538,6 +538,7 @@ def test_spot_changes_failures_time_saves_and_price_of_a_plan(
     assert spot["failures"][best] < usual["failures"][best]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("machine", "compute", "is_marked"),
     [
