@@ -1,5 +1,7 @@
 """docs/hardware.md: every accelerator and EC2 type of the catalogue with its sources."""
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 
 from shardyard.hardware import cluster_file
@@ -19,14 +21,13 @@ _INTRODUCTION = """\
 # Hardware
 
 GPUs, other accelerators and EC2 instance types that `shardyard plan` knows: memory, peak FLOP/s,
-links and prices, each with its source. An empty cell means that no source gives the figure; a plan
-that needs it is an error.
+links and prices. [hardware-sources.csv](hardware-sources.csv) has the source of every figure. An
+empty cell means that no source gives it; a plan that needs it is an error.
 
 All rates are of one direction and of one device while all others send too. Peaks are the
 datasheets', dense. "Reached" is the best published bf16 matrix product (fp16 where there is no
-bf16), as a share of the peak. *By rule* means that it was not measured; the sources say
-which device's share is used. Links are those of the vendor's reference system; the latency is that
-of a collective of two devices."""
+bf16), as a share of the peak. *By rule* means that another device's share is used. Links are those
+of the vendor's reference system; the latency is that of a collective of two devices."""
 
 _OWN = """\
 ## A cluster of your own
@@ -46,8 +47,6 @@ def page() -> str:
         _INTRODUCTION,
         "## Accelerators",
         _table(_ACCELERATOR_HEAD, map(_accelerator_row, ACCELERATORS)),
-        "### Sources",
-        *_sources(),
         "## EC2 types",
         f"Source: {TABLE_SOURCE}. Prices: {instance('p5.48xlarge').price_source}.",
         _blocks(),
@@ -100,21 +99,20 @@ def _accelerator_row(row: Accelerator) -> Sequence[str]:
     )
 
 
-def _sources() -> Iterable[str]:
-    """One table for each kind of figure: its sources, with the devices that they are for."""
-    found: dict[str, dict[str, list[str]]] = {}
+def sources() -> str:
+    """The sources of all figures of accelerators, as a table in CSV."""
+    rows: list[Sequence[str]] = [("device", "figure", "source")]
     for row in ACCELERATORS:
         links = [("links", row.link), ("networks", row.network)]
-        sources = [
+        found = [
             *(("peaks and memory", part) for part in row.source.split("; ")),
             ("reached", row.achievable_source),
             *((name, link.source) for name, link in links if link is not None),
         ]
-        for figure, source in sources:
-            found.setdefault(figure, {}).setdefault(source, []).append(row.name)
-    for figure, devices in found.items():
-        rows = [(source, ", ".join(names)) for source, names in devices.items() if source]
-        yield _table((figure, "devices"), rows)
+        rows += [(row.name, figure, source) for figure, source in found if source]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 _INSTANCE_HEAD = (

@@ -19,7 +19,7 @@ _WORDS = {
 """Capability -> what a reader is told."""
 _POWERS = {
     AsksMany: "[`shardyard runs`](verbs/runs.md) asks for the states of all jobs in one call; else "
-    "for each alone",
+    "one call for each",
     FindsJobs: "[`shardyard runs --on`](verbs/runs.md#jobs-whose-folder-is-gone) finds jobs whose "
     "run's folder is gone",
 }

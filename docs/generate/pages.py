@@ -29,6 +29,7 @@ WHOLE: dict[str, Callable[[], str]] = {
     "verbs.md": verbs.page,
     "errors.md": errors.page,
     "hardware.md": hardware.page,
+    "hardware-sources.csv": hardware.sources,
     "settings.md": settings.page,
     **{f"monitoring/{name}": make for name, make in monitoring.FILES.items()},
 }
