@@ -20,6 +20,7 @@ from shardyard.rundir.attempt_files import read_resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.train.loop import Loop
 from shardyard.train.training import Training
+from tests.distributed.label_adapters import peft_model
 from tests.distributed.label_runs import open_run, whole_of
 from tests.distributed.preference_runs import (
     BATCH,
@@ -95,12 +96,18 @@ def _loss_of(model: nn.Module, pairs: Iterable[Pair], center_rewards: float) -> 
 def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, float]]:
     """Return losses of a plain loop, and how far apart the weights of the run end.
 
-    Steps of SGD sum up gradients; a weight is rounded to 1e-7 of its size, whatever its gradient.
+    With adapters the model is PEFT's. Steps of SGD sum up gradients; a weight is rounded to 1e-7
+    of its size, whatever its gradient.
     """
     training = open_run(run_dir)
-    model = transformers_model(training).train()
-    begun = {name: param.detach().clone() for name, param in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    if training.resolved.recipe.model.lora.rank is None:
+        model = transformers_model(training).train()
+        params = dict(model.named_parameters())
+    else:
+        model, params = peft_model(training)
+        model.config.pad_token_id = None  # no dialogue is padded
+    begun = {name: param.detach().clone() for name, param in params.items()}
+    optimizer = torch.optim.SGD(params.values(), lr=LR)
     stream: Any = training.train_source
     expected = []
     for step in range(STEPS):
@@ -119,19 +126,20 @@ def next_to_a_plain_loop(run_dir: RunDir) -> tuple[list[float], dict[str, float]
             (whole_of(training.tensors[f"model.{name}"]) - param.detach()).norm()
             / ((param.detach() - begun[name]).norm() + 0.01 * param.detach().norm())
         )
-        for name, param in model.named_parameters()
+        for name, param in params.items()
     }
     training.close()
     return expected, apart
 
 
-def scores_of_export(run_dir: RunDir, rows: Path, to: Path) -> dict[str, float]:
+def scores_of_export(run_dir: RunDir, rows: Path, to: Path, merged: bool) -> dict[str, float]:
     """Train and export, and return the scores of the validation pairs by transformers alone.
 
     Its tokenizer renders the rows, pads them, and its classifier rates them in one batch.
     """
     train_here(run_dir)
-    export(choose_checkpoint(run_dir, "latest").path, read_resolved(run_dir.resolved(0)), to)
+    checkpoint = choose_checkpoint(run_dir, "latest").path
+    export(checkpoint, read_resolved(run_dir.resolved(0)), to, merged=merged)
     tokenizer: Any = AutoTokenizer.from_pretrained(to)
     model = AutoModelForSequenceClassification.from_pretrained(to, num_labels=1).eval()
     rated = {}

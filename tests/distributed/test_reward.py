@@ -39,6 +39,29 @@ def test_steps_are_those_of_a_plain_loop(
     assert not run_dir.reference.exists()
 
 
+LORA = {"preset": "llama-tiny", "lora": {"rank": 4, "alpha": 8}}
+
+
+@pytest.mark.parametrize("layout", [None, "zero-3", pytest.param("tp", marks=pytest.mark.slow)])
+def test_adapters_and_their_head_take_the_steps_of_peft(
+    prepared: Corpus, tmp_path: Path, layout: str | None
+) -> None:
+    """PEFT's adapters of SEQ_CLS, whose head is trained whole, on one dialogue at a time."""
+    whole = reward_run(tmp_path / "whole", prepared, model=LORA)
+    expected, apart = run_on_ranks(next_to_a_plain_loop, 1, whole)[0]
+    losses = [line["loss"] for line in read_steps(whole.metrics)]
+    if layout is None:
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert len(set(losses)) == len(losses)
+        assert "score.weight" in apart and max(apart.values()) < 1e-5, apart
+        return
+    processes, parallel = LAYOUTS[layout]
+    split = reward_run(tmp_path / layout, prepared, processes, model=LORA, parallel=parallel)
+    run_on_ranks(train_here, processes, split)
+    found = [line["loss"] for line in read_steps(split.metrics)]
+    assert found == pytest.approx(losses, rel=1e-5)
+
+
 QUICK = ["zero-3", "tp"]
 
 
@@ -87,10 +110,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(prepared: Corpus, tmp_path: 
     assert [line["loss"] for line in lines[0]] == [line["loss"] for line in lines[1]]
 
 
-def test_an_export_gives_the_same_rewards_in_transformers(prepared: Corpus, tmp_path: Path) -> None:
-    run_dir = reward_run(tmp_path / "run", prepared)
+@pytest.mark.parametrize("merged", [False, True])
+def test_an_export_gives_the_same_rewards_in_transformers(
+    prepared: Corpus, tmp_path: Path, *, merged: bool
+) -> None:
+    run_dir = reward_run(tmp_path / "run", prepared, **({"model": LORA} if merged else {}))
     rows, to = Path(prepared.source), tmp_path / "out"
-    expected = run_on_ranks(scores_of_export, 1, run_dir, rows, to)[0]
+    expected = run_on_ranks(scores_of_export, 1, run_dir, rows, to, merged)[0]
     found = next(iter(read_evaluations(run_dir.metrics)))["eval"]
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert 0 < expected["accuracy"] < 1 and expected["margin"] != 0

@@ -66,10 +66,6 @@ def test_pairs_train_with_their_own_settings() -> None:
             "task.label_smoothing=0.1 has no effect on reward models. Leave it out",
         ),
         (
-            {"task": {"name": "reward"}, "model": {"lora": {"rank": 4}}},
-            "Train the whole model: leave model.lora out",
-        ),
-        (
             {"task": {"name": "reward", "generate_tokens": 8}},
             "a model of task.name=reward does not continue text. Use 0",
         ),

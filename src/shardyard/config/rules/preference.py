@@ -60,6 +60,3 @@ def _of_rewards(recipe: Recipe) -> Iterable[Problem]:
     if recipe.task.label_smoothing:
         text = f"={recipe.task.label_smoothing} has no effect on reward models. Leave it out."
         yield Problem("task.label_smoothing", text)
-    if recipe.model.lora.rank is not None:
-        text = f"={recipe.model.lora.rank} trains adapters, and the new head would stay random. "
-        yield Problem("model.lora.rank", f"{text}Train the whole model: leave model.lora out.")
