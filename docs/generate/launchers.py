@@ -8,8 +8,8 @@ from shardyard.launchers.base import AsksMany, Capabilities, FindsJobs
 from shardyard.launchers.registry import LAUNCHERS
 
 _WORDS = {
-    "resizes": "jobs that [`shardyard scale`](verbs/scale.md) changes while they run; any other is "
-    "drained and submitted again",
+    "resizes": "jobs that [`shardyard scale`](verbs/resume.md#scale) changes while they run; "
+    "others are drained and submitted again",
     "requeues": "the scheduler starts it again after a lost node or at its time limit",
     "needs_image": "runs in containers of `launch.image`",
     "shares_folder": "the run's folder is on a file system that this machine sees too",

@@ -7,7 +7,7 @@ from shardyard.cli import _GROUPS as GROUPS
 HEAD = """\
 # All verbs
 
-`shardyard VERB --help` shows options, an example and exit codes. Each verb also has a page.
+`shardyard VERB --help` shows options, an example and exit codes.
 """
 
 TAIL = r"""## Shell completion (TAB)
@@ -30,7 +30,14 @@ this machine (`data.source=`), and run ids, newest first. Settings of installed
 """
 
 
-SECTIONS = {"chat": ("evaluate", "chat")}
+SECTIONS = {
+    "chat": ("evaluate", "chat"),
+    "logs": ("status", "logs"),
+    "scale": ("resume", "scale"),
+    "teardown": ("cancel", "teardown"),
+    "top": ("status", "top"),
+    "watch": ("status", "watch"),
+}
 """Verb without a page of its own -> verb whose page has it, and the section there."""
 
 

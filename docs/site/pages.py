@@ -42,7 +42,6 @@ PARTS = {
         "docs/classification.md",
         "docs/images.md",
         "docs/phases.md",
-        "docs/continue.md",
         "docs/own-module.md",
         "docs/from-ddp.md",
         "docs/library.md",

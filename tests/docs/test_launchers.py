@@ -9,7 +9,7 @@ from shardyard.launchers.base import Capabilities
 def test_every_capability_has_a_row_and_so_have_the_powers_beside_them() -> None:
     rows = table().splitlines()
     assert len(rows) == 2 + len(fields(Capabilities)) + 2
-    assert rows[-2].endswith("for each alone | no | yes | yes | yes | no |")
+    assert rows[-2].endswith("one call for each | no | yes | yes | yes | no |")
     assert rows[-1].endswith("run's folder is gone | no | yes | yes | yes | yes |")
 
 

@@ -132,7 +132,7 @@ DDP = (
         _works(_FOLDER),
     ),
     Habit(
-        "evaluation or `generate` on rank 0 alone",
+        "evaluation or `generate` only on rank 0",
         _rejected(
             "rank 0 calls the model without gradients, and other ranks do not",
             by=(_ALONE,),
@@ -369,7 +369,7 @@ ACCELERATE = (
     Habit(
         "`accelerator.save_state(folder)`, `load_state`",
         _becomes(
-            "`shardyard.steps(...)`, which goes on by itself; random number generators are saved "
+            "`shardyard.steps(...)`, which resumes by itself; random number generators are saved "
             "too",
             _DURABLE,
         ),

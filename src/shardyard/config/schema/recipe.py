@@ -48,7 +48,8 @@ class RunSettings(Section):
     dir: str = "runs"
     """Parent folder of all run folders."""
     from_: str | None = Field(default=None, alias="from")
-    """Run whose weights this run starts from: RUN, RUN@STEP or RUN@best (docs/continue.md)."""
+    """Run whose weights this run starts from: RUN, RUN@STEP or RUN@best; see
+    docs/verbs/resume.md."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Random seed for weights, data order and dropout."""
     steps: Annotated[Count, Field(ge=1)] | None = None

@@ -13,7 +13,7 @@ from shardyard.launchers.base import ORIGIN_DETAIL, JobState, JobStatus
 from shardyard.launchers.ledger import LedgerEntry
 from shardyard.units import format_seconds
 
-_PAGE = "verbs/teardown#removed-objects"
+_PAGE = "verbs/cancel#teardown"
 
 CANCEL_REASON = "cancelled by shardyard"
 

@@ -14,7 +14,7 @@ from shardyard.launchers.kubernetes.api import PLURALS, Api
 from shardyard.launchers.kubernetes.refusals import ApiUncertainError, ExistsError
 from shardyard.launchers.ledger import Ledger, LedgerEntry
 
-_PAGE = "verbs/teardown#removed-objects"
+_PAGE = "verbs/cancel#teardown"
 
 RUN_ID = "shardyard/run-id"
 """Annotation: the run that made it."""
