@@ -63,7 +63,8 @@ def test_two_nodes_compute_what_two_processes_do_and_the_log_holds_all_of_it(
     assert runs.wait(again).state is JobState.SUCCEEDED
     assert run_dir.attempts() == [0]
     (word,) = (run_dir.path / "sessions").glob("job-1-*.json")
-    assert json.loads(word.read_text()) == {"ended": "pair is finished", "exit_code": 0}
+    end_of_again = {"ended": "pair is finished", "exit_code": 0, "is_over": True}
+    assert json.loads(word.read_text()) == end_of_again
 
 
 def test_a_second_node_0_of_a_run_that_waits_for_its_nodes_writes_nothing(

@@ -125,6 +125,11 @@ def test_an_end_that_is_left_over_is_believed_late(run: RunDir) -> None:
     assert word == SessionEnd("finished", 0)
 
 
+def test_the_end_of_a_finished_run_is_believed_at_once(run: RunDir) -> None:
+    Session(run, "s").end("finished", 0, is_over=True)
+    assert Session(run, "s").wait(log=print) == SessionEnd("finished", 0)
+
+
 def test_a_node_says_that_it_waits_and_gives_up_with_what_to_look_at(run: RunDir) -> None:
     said: list[str] = []
     with pytest.raises(ShardyardError) as caught:

@@ -118,12 +118,17 @@ class Session:
             begins.set()  # wakes it
             thread.join()
 
-    def end(self, words: str, exit_code: int) -> None:
-        """Report to late nodes that there is no attempt to join."""
+    def end(self, words: str, exit_code: int, *, is_over: bool = False) -> None:
+        """Report to late nodes that there is no attempt to join.
+
+        Args:
+            is_over: Whether there will be none: a node 0 that restarts finds the run finished too.
+        """
         if self._existed and not self._run_dir.is_dir():
             return  # it vanished: a new one would pass for it
         with suppress(ShardyardError):
-            write_json(self._path, {"ended": words, "exit_code": exit_code})
+            over = {"is_over": True} if is_over else {}
+            write_json(self._path, {"ended": words, "exit_code": exit_code, **over})
 
     def started_attempt(self) -> int | None:
         """The attempt that trains in this session, or did when its node 0 was lost."""
@@ -162,7 +167,7 @@ class Session:
             if content != newest:
                 newest, heard_s = content, now_s
             is_new = content != first or now_s - started_s > believe_end_after_s
-            if content is not None and "ended" in content and is_new:
+            if content is not None and "ended" in content and (is_new or content.get("is_over")):
                 return SessionEnd(str(content["ended"]), int(content["exit_code"]))
             if content is not None and "attempt" in content and content != first:
                 return int(content["attempt"])

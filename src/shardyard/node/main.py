@@ -338,7 +338,7 @@ def _lead(lead: _LeadNode, session: Session, *, started_s: float) -> int:
         attempt = lead.prepare()
     if attempt is None:
         words = f"{run.run_id} is finished"
-        session.end(words, 0)
+        session.end(words, 0, is_over=True)
         info(words)
         return 0
     terms = _terms(attempt, lead.assignment, started_s=started_s)
