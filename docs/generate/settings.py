@@ -36,26 +36,17 @@ def page() -> str:
         "",
         _PRESET_SOURCES,
         "",
-        "| `model.preset` | parameters | context | source |",
+        "| `model.preset` | parameters | context |",
     ]
-    lines += ["|---|---|---|---|"]
+    lines += ["|---|---|---|"]
     for name, preset in PRESETS.items():
         size = f"{preset.shape.parameters:,}" + (" + embeddings" * (preset.shape.vocab_size == 0))
         context = preset.shape.max_position_embeddings
-        lines.append(f"| `{name}` | {size} | {context} | {_short_source(preset.source)} |")
+        lines.append(f"| `{name}` | {size} | {context} |")
     return "\n".join(lines) + "\n"
 
 
-_PRESET_SOURCES = "A source such as `owner/name` is the config.json of that hub repository."
-
-
-def _short_source(source: str) -> str:
-    """Source of a preset without the names that its arXiv number and repository imply."""
-    if source.endswith("for tests"):
-        return "ours, for tests"
-    source = re.sub(r"\w+ et al\. \d{4}, (?=arXiv:)", "", source)
-    source = re.sub(r"; its sizes also in \S+", "", source)
-    return re.sub(r"config\.json of ([^\s;,]+)", r"`\1`", source)
+_PRESET_SOURCES = "`shardyard config --presets` prints the source of each: paper and config.json."
 
 
 _SHORTER = {
