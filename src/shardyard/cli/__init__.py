@@ -285,4 +285,7 @@ def main(
         from shardyard.cli.completion import answer
 
         return run(click.Command("shardyard", callback=lambda: answer(shardyard)), [])
-    return run(shardyard, arguments, obj=launchers)
+    exit_code = run(shardyard, arguments, obj=launchers)
+    if arguments is None:  # The process ends, and would search all modules for garbage once more.
+        gc.freeze()
+    return exit_code
