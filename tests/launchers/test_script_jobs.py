@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from shardyard.cli import main
 from shardyard.control.launch_script import script_proposal
@@ -19,54 +17,14 @@ from shardyard.launchers.base import JobState
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.rundir.jsonl import read_lines, read_steps
 from shardyard.rundir.layout import RunDir
+from tests.launchers.launched_script import (
+    SCRIPT,
+    WAIT_AT_STEP,
+    assert_losses_are_those_of_plain_torch,
+)
 from tests.launchers.slurm_cluster import SlurmCluster, slurm_cluster
 
-STEPS = 30
 ROOT = Path(__file__).parents[2]
-SCRIPT = f"""
-import sys, time
-import torch, torch.distributed as dist
-from torch import nn
-import shardyard
-
-torch.manual_seed(0)
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer = shardyard.wrap(model, optimizer)
-rank, ranks = dist.get_rank(), dist.get_world_size()
-with shardyard.run("mine", {{"lr": 0.1}}) as run:
-    for step in shardyard.steps({STEPS}, run.checkpoints, model, optimizer, every=5):
-        draw = torch.Generator().manual_seed(step)
-        x = torch.randn(8, 4, generator=draw)[rank::ranks]
-        loss = (model(x) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = loss.detach() / ranks
-        dist.all_reduce(loss)
-        time.sleep(float(sys.argv[1]))
-        run.log(step=step + 1, loss=loss)
-print("the script is done", flush=True)
-dist.destroy_process_group()
-"""
-
-
-def plain_losses() -> list[float]:
-    torch.manual_seed(0)
-    model, found = nn.Linear(4, 1), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-        loss = (model(x) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    return found
-
-
-def losses(run: RunDir) -> list[float]:
-    return [line["loss"] for line in read_steps(run.metrics)]
 
 
 @pytest.fixture
@@ -95,11 +53,11 @@ def shardyard(captured: Captured, *words: str) -> tuple[int, str]:
 def test_a_local_job_is_cancelled_and_resumed(folder: Path, capsys: Captured) -> None:
     run = RunDir(folder / "runs" / "job")
     where = ("cluster.device=cpu", "cluster.devices=1", "cluster.nodes=2", "run.id=job")
-    command = ("--on", "local", "--yes", "--", "python", "train.py", "0.1")
+    command = ("--on", "local", "--yes", "--", "python", "train.py", "2")
     code, said = shardyard(capsys, "launch", *where, *command)
     assert code == 0, said
     until_s = time.monotonic() + 120
-    while not any(line["step"] >= 7 for line in read_lines(run.metrics)):
+    while not any(line["step"] >= WAIT_AT_STEP for line in read_lines(run.metrics)):
         assert time.monotonic() < until_s, shardyard(capsys, "logs", "job", "--all")
         time.sleep(0.1)
     assert shardyard(capsys, "cancel", "job")[0] == 0
@@ -110,7 +68,7 @@ def test_a_local_job_is_cancelled_and_resumed(folder: Path, capsys: Captured) ->
     assert code == 0, said
     code, said = shardyard(capsys, "watch", "job")
     assert code == 0 and "the script is done" in said
-    assert losses(run) == pytest.approx(plain_losses(), rel=1e-5)
+    assert_losses_are_those_of_plain_torch(run)
     assert {line["world_size"] for line in read_steps(run.metrics)} == {2}
     assert {line["attempt"] for line in read_steps(run.metrics)} == {0, 1}
     assert "succeeded" in shardyard(capsys, "status", "job")[1]
@@ -135,7 +93,7 @@ def test_a_job_of_slurm_runs_the_script_on_its_nodes(cluster: SlurmCluster) -> N
     cluster.wait_until(lambda: launcher.status(job).state.is_over, "the end of the job")
     lines = [line.text for line in launcher.logs(job, node=None, follow=False)]
     assert launcher.status(job).state is JobState.SUCCEEDED, "\n".join(lines)
-    assert losses(proposal.run_dir) == pytest.approx(plain_losses(), rel=1e-5)
+    assert_losses_are_those_of_plain_torch(proposal.run_dir)
     assert "the script is done" in lines
     started = next(e for e in read_lines(proposal.run_dir.events) if e["kind"] == "attempt_started")
     assert [worker["rank"] for worker in started["workers"]] == [0, 1]

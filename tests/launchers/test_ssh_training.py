@@ -9,9 +9,14 @@ import pytest
 
 from shardyard.control.job import launched_of
 from shardyard.launchers.base import JobState, JobStatus
-from shardyard.rundir.jsonl import read_lines
+from shardyard.rundir.jsonl import read_lines, read_steps
 from shardyard.rundir.layout import RunDir
 from tests.e2e.shardyard import Answer, Place, make_place, wait_for, wait_for_step
+from tests.launchers.launched_script import (
+    SCRIPT,
+    WAIT_AT_STEP,
+    assert_losses_are_those_of_plain_torch,
+)
 from tests.launchers.sshd_hosts import SshdHosts, sshd_hosts
 
 pytestmark = pytest.mark.system
@@ -167,3 +172,29 @@ def test_all_that_is_wrong_with_hosts_is_named_at_once(place: Place, hosts: Sshd
     assert "locked accepts none of your keys" in answer.err
     assert "off does not answer" in answer.err
     assert not place.run_dir("bad").path.exists()
+
+
+@pytest.mark.slow
+def test_hosts_run_a_script_that_is_cancelled_and_resumed(place: Place, hosts: SshdHosts) -> None:
+    (place.folder / "train.py").write_text(SCRIPT)
+    run_dir = place.run_dir("mine")
+    answer = place.run(
+        "launch", "ssh.yaml", "--on", "ssh", "--yes", "run.id=mine", "launch.code=[train.py]",
+        "cluster.nodes=2", "cluster.devices=1", "cluster.device=cpu",
+        "--", "python", "train.py", "2",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    wait_for_step(run_dir, WAIT_AT_STEP)
+    assert place.run("cancel", "mine").code == 0
+    wait_for(lambda: status_of(place, "mine").state.is_over)
+    assert status_of(place, "mine").state is JobState.DRAINED
+    hosts.wait_for_no_process()
+    (place.folder / "train.py").unlink()  # the hosts have what was launched
+    answer = place.run("resume", "mine", "--yes")
+    assert answer.code == 0, answer.err
+    wait_for(lambda: status_of(place, "mine").state.is_over)
+    assert status_of(place, "mine").state is JobState.SUCCEEDED, place.run("logs", "mine").out
+    assert_losses_are_those_of_plain_torch(run_dir)
+    lines = read_steps(run_dir.metrics)
+    assert {(line["attempt"], line["world_size"]) for line in lines} == {(0, 2), (1, 2)}
+    hosts.wait_for_no_process()
