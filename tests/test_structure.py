@@ -40,6 +40,7 @@ SMALL = {
     "parallel/model.py": "protocol of a model; the training loop may not reach more",
     "parallel/step_counters.py": "protocol",
     "report/compare/line_styles.py": "pages draw the legend by it, without matplotlib",
+    "config/mixture.py": "training and preparation share it, and neither may reach the other",
     "config/dataset_name.py": "both halves name datasets by it, and control may not import data/",
     "config/tokenizer_kinds.py": "registry",
     "families/presets.py": "registry",

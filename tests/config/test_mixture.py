@@ -45,6 +45,7 @@ def mixed(*shares: dict[str, Any], **settings: Any) -> dict[str, Any]:
 
 
 WEB = {"name": "web", "source": "/web", "weight": 0.9}
+OWN = {"name": "own", "module": "json:loads", "weight": 0.1}
 CODE = {"name": "code", "source": ["/code", "s3://b/code"], "weight": 0.1, "text_key": "content"}
 
 
@@ -67,6 +68,19 @@ def test_a_mixture_is_read_and_all_its_places_are_known() -> None:
         (mixed(WEB, {**CODE, "weight": 1e-4}), "less than a sample in 1,000"),
         (mixed(WEB, {**CODE, "weight": 0.0}), "data.mixture"),
         (mixed(WEB, {**CODE, "format": "words"}), "words: unknown format"),
+        (mixed(WEB, {**OWN, "source": "/x"}), r"\[1\].source: and module=json:loads both say"),
+        (
+            mixed(WEB, {**OWN, "eval_source": "/x"}),
+            r"\[1\].eval_source: and module=json:loads bo",
+        ),
+        (
+            mixed(WEB, {"name": "own", "weight": 1.0}),
+            r"mixture\[1\]: has neither source nor mo",
+        ),
+        (mixed(WEB, {**CODE, "module_settings": {"a": 1}}), "is for module, and this source has n"),
+        (mixed(WEB, {**OWN, "module_settings": {"split": 1}}), "has split, which the function ge"),
+        (mixed(WEB, {**OWN, "format": "token_ids"}), "names files, and module=json:loads makes"),
+        (mixed(WEB, {**OWN, "module": "nowhere:f"}), r"\[1\].module=nowhere:f: module nowhere is"),
         (mixed(WEB, {**CODE, "name": "a b"}), "data.mixture"),
         (mixed(WEB, {"name": "code", "source": "/code"}), "data.mixture"),
         (mixed({**WEB, "source": "s4://bucket/x"}), "is a URL that is not read"),

@@ -158,7 +158,7 @@ def test_a_wrong_part_of_an_item_is_named_and_all_of_a_list_only_where_no_part_i
     part = {"name": "A b", "source": "x", "weight": 1}
     for mixture, words in (
         ([part], "data.mixture[0].name='A b' is wrong: "),
-        ([{"name": "a", "weight": 1}], "data.mixture=[{'name': 'a', 'weight': 1}] is not a list"),
+        ([{"name": "a"}], "data.mixture=[{'name': 'a'}] is not a list"),
         ([3], "data.mixture=[3] is not a list"),
         ({}, "data.mixture={} is not a list"),
     ):

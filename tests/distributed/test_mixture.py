@@ -84,3 +84,37 @@ def test_a_mixture_goes_on_with_other_processes(
     assert set(by_source) == {"code", "numbers"} and low < expected["eval"]["loss"] < high
     for name, loss in by_source.items():
         assert found["eval_sources"][name]["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.system
+def test_a_dataset_of_ones_own_in_a_mixture_goes_on_with_other_processes(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    shares = [
+        {"name": "code", "source": corpus.source, "weight": 2.0},
+        {"name": "own", "module": "tests.data.own.own_datasets:noisy", "weight": 1.0},
+    ]
+    data = {
+        "mixture": shares, "dir": str(tmp_path / "out"), "tokenizer": corpus.facts.dir,
+        "vocab_size": 512, "workers": 1, "seq_len": 32, "module_workers": 1,
+    }  # fmt: skip
+    recipe = Recipe.model_validate({"data": data})
+    facts = prepare_text(recipe, model_dir=None, progress=lambda *_: None)
+    mixed = Corpus(corpus.source, str(tmp_path / "out"), facts)
+
+    def sections(processes: int) -> dict[str, dict[str, Any]]:
+        task = {"eval_every_steps": 3}
+        return {"run": {"steps": 6}, "task": task, "cluster": {"devices": processes}, "data": data}
+
+    whole = make_run(tmp_path / "whole", mixed, sections(1))
+    parts = make_run(tmp_path / "parts", mixed, sections(2))
+    assert run_on_ranks(train_here, 1, whole) == [FINISHED]
+    assert run_on_ranks(drained_at, 2, parts, 3) == [DRAINED] * 2
+    make_run(parts.path, mixed, sections(3), attempt=1)
+    assert run_on_ranks(train_here, 3, parts, 1) == [FINISHED] * 3
+    losses = [[line["loss"] for line in read_steps(run.metrics)] for run in (whole, parts)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 6
+    expected, found = (read_evaluations(run.metrics)[-1] for run in (whole, parts))
+    assert set(expected["eval_sources"]) == {"code", "own"}
+    for name, scores in expected["eval_sources"].items():
+        assert found["eval_sources"][name]["loss"] == pytest.approx(scores["loss"], rel=1e-5)

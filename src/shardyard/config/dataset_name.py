@@ -27,4 +27,4 @@ def dataset_words(recipe: Recipe) -> Iterator[str]:
         return
     yield MIXTURE_NAME
     for share in recipe.data.mixture:
-        yield source_word(share.source)
+        yield source_word(share.source or str(share.module).partition(":")[2])

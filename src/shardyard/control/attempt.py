@@ -48,10 +48,15 @@ def mixture_lines(resolved: Resolved) -> list[str]:
     """A line for each source of a mixture: its share, its tokens, and how often they are read."""
     seq_len = int(resolved.recipe.data.seq_len)
     return [
-        f"source {part.name}: {part.slots / SLOTS:.1%} of the samples, {part.data.train_tokens:,} "
-        f"tokens, read {part.passes(resolved.samples, seq_len):.2f} times"
+        f"source {part.name}: {part.slots / SLOTS:.1%} of the samples, {_size_words(part.data)}, "
+        f"read {part.passes(resolved.samples, seq_len):.2f} times"
         for part in resolved.data.parts
     ]
+
+
+def _size_words(data: DatasetMetadata) -> str:
+    is_text = data.item_kind is None
+    return f"{data.train_tokens:,} tokens" if is_text else f"{data.train_samples:,} items"
 
 
 def eval_set_words(found: EvalSetMetadata) -> str:

@@ -97,7 +97,9 @@ def _prepare(
     if recipe.data.module is not None:
         from shardyard.data.own.prepare import prepare_own
 
-        prepare, output = prepare_own, _output_to_stderr
+        prepare = prepare_own
+    if recipe.data.module is not None or any(share.module for share in recipe.data.mixture):
+        output = _output_to_stderr  # what the user's code prints is no answer
     with _progress_display() as progress, output():
         metadata = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
         if recipe.data.eval_sets:
@@ -129,7 +131,9 @@ def _show(
     from shardyard.data.shown import show_samples
     from shardyard.errors import RequestError
 
-    if not task_row(recipe.task.name).continues_text or metadata.item_kind is not None:
+    sets = (metadata, *metadata.by_name.values())
+    is_items = any(each.item_kind is not None for each in sets)
+    if not task_row(recipe.task.name).continues_text or is_items:
         raise RequestError("--show is for text of task.name=causal_lm. Leave it out.")
     train, _, _ = _open_data(recipe, metadata, model_dir)
     folder = Path((metadata.parts[0].data if metadata.parts else metadata).dir)

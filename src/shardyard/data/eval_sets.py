@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.mixture import single_source_recipes
 from shardyard.config.resolved import DatasetMetadata, EvalSetMetadata
 from shardyard.config.schema.data import Sources
 from shardyard.config.schema.recipe import Recipe
@@ -18,7 +19,6 @@ from shardyard.data.prepare import Progress, prepare
 from shardyard.data.splits import find_corpus
 from shardyard.data.text_datasets import (
     report_progress_of,
-    single_source_recipes,
     with_prepared_tokenizer,
 )
 from shardyard.errors import RequestError
@@ -87,6 +87,7 @@ def _check_not_trained_on(recipe: Recipe, sets: Mapping[str, Recipe]) -> None:
     trained = {
         file.path: each.data.source
         for each in single_source_recipes(recipe)
+        if each.data.module is None
         for file in find_corpus(each).files
         if file.split != "eval"
     }

@@ -13,8 +13,23 @@ import numpy as np
 
 from shardyard.config.data_choices import SLOTS
 from shardyard.data.loader import MicroBatch
-from shardyard.data.order import GOLDEN, Positions, mix, permute_many, sample_indices
-from shardyard.data.samples import Prepare, Sample, SampleSet, collate, identity_prepare
+from shardyard.data.order import (
+    GOLDEN,
+    Positions,
+    SampleKey,
+    mix,
+    permute_many,
+    sample_indices,
+)
+from shardyard.data.samples import (
+    Prepare,
+    Sample,
+    SampleSet,
+    collate,
+    identity_prepare,
+    read_of_sets,
+    read_samples,
+)
 
 
 class MixturePart(NamedTuple):
@@ -61,12 +76,11 @@ class MixedStream:
         at = np.array(positions, dtype=np.int64)
         sets, own = assign_sources(at, self._slots, seed=self._seed)
         rows = zip(sets.tolist(), own.tolist(), self.sample_indices(at).tolist(), strict=True)
-        samples = [
-            self.sets[number].sample(
-                index - int(self._firsts[number]), position // self._lengths[number]
-            )
+        keys = [
+            (index - int(self._firsts[number]), position // self._lengths[number])
             for number, position, index in rows
         ]
+        samples = read_of_sets(self.sets, sets.tolist(), keys)
         return collate(samples, positions, self.sets[0].padding(), size, self.prepare)
 
 
@@ -84,6 +98,10 @@ class WithOnes:
     def sample(self, index: int, epoch: int) -> Sample:
         """Return a sample, as ``SampleSet`` does."""
         return self._with_columns(self._samples.sample(index, epoch))
+
+    def read(self, keys: Sequence[SampleKey]) -> list[Sample]:
+        """Return samples, as ``ReadsTogether`` does."""
+        return [self._with_columns(sample) for sample in read_samples(self._samples, keys)]
 
     def padding(self) -> Sample:
         """Return padding, as ``SampleSet`` does."""
@@ -105,8 +123,17 @@ class ConcatenatedSets:
 
     def sample(self, index: int, epoch: int) -> Sample:
         """Return a sample, as ``SampleSet`` does."""
-        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        return self.sets[number].sample(index - int(self._firsts[number]), epoch)
+        return self.read([(index, epoch)])[0]
+
+    def read(self, keys: Sequence[SampleKey]) -> list[Sample]:
+        """Return samples, as ``ReadsTogether`` does."""
+        indices = [index for index, _ in keys]
+        numbers = (np.searchsorted(self._firsts, indices, side="right") - 1).tolist()
+        own = [
+            (index - int(self._firsts[number]), epoch)
+            for number, (index, epoch) in zip(numbers, keys, strict=True)
+        ]
+        return read_of_sets(self.sets, numbers, own)
 
     def padding(self) -> Sample:
         """Return padding, as ``SampleSet`` does."""

@@ -9,7 +9,7 @@ order and lays them side by side. Shape suffixes in this file:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,37 @@ class SampleSet(Protocol):
         """Return a row without weight, of the form of samples; its length is 0."""
 
 
+@runtime_checkable
+class ReadsTogether(Protocol):
+    """A set that reads several samples side by side."""
+
+    def read(self, keys: Sequence[SampleKey]) -> list[Sample]:
+        """Return the samples of these keys; errors are those of ``SampleSet.sample``."""
+
+
+def read_samples(samples: SampleSet, keys: Sequence[SampleKey]) -> list[Sample]:
+    """Read samples of a set: side by side if it can."""
+    if isinstance(samples, ReadsTogether):
+        return samples.read(keys)
+    return [samples.sample(index, epoch) for index, epoch in keys]
+
+
+def read_of_sets(
+    sets: Sequence[SampleSet], numbers: Sequence[int], keys: Sequence[SampleKey]
+) -> list[Sample]:
+    """Read samples of several sets, in the order of the keys.
+
+    Args:
+        numbers: Set of each key, by its place in ``sets``.
+    """
+    found: dict[int, Sample] = {}
+    for number in sorted({*numbers}):
+        places = [place for place, each in enumerate(numbers) if each == number]
+        of_set = read_samples(sets[number], [keys[place] for place in places])
+        found |= zip(places, of_set, strict=True)
+    return [found[place] for place in range(len(keys))]
+
+
 class Stream:
     """One set of samples in an order."""
 
@@ -97,7 +128,7 @@ class Stream:
         return list(zip(indices, epochs, strict=True))
 
     def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
-        return [self.samples.sample(index, epoch) for index, epoch in keys]
+        return read_samples(self.samples, keys)
 
 
 def collate(

@@ -245,6 +245,34 @@ def read_metadata(folder: Path) -> "DatasetMetadata":
     )
 
 
+def read_items_metadata(folder: Path) -> "DatasetMetadata":
+    """Return what a dataset of items holds; compare the sizes of its files with the manifest.
+
+    Raises:
+        DataError: The dataset is missing or incomplete, or a file has another size.
+    """
+    # Not above, as in read_metadata.
+    from shardyard.config.resolved import DatasetMetadata
+
+    manifest = read_manifest(folder, (ITEMS_VERSION,))
+    check_sizes(folder, manifest, manifest["files"])
+    splits = manifest["splits"]
+    return DatasetMetadata(
+        dir=str(folder),
+        fingerprint=manifest["fingerprint"],
+        vocab_size=manifest["vocab_size"],
+        train_tokens=0,
+        eval_tokens=0,
+        train_documents=0,
+        eval_documents=0,
+        unigram_entropy=0.0,
+        train_samples=splits["train"]["samples"],
+        eval_samples=splits["eval"]["samples"],
+        num_classes=len(manifest["classes"]) if "classes" in manifest else None,
+        item_kind=manifest["kind"],
+    )
+
+
 def verify(folder: Path) -> None:
     """Read every file of a prepared data set and compare its SHA-256 with the manifest.
 
@@ -304,7 +332,10 @@ def mixture_at(folder: Path) -> "list[SourceMetadata]":
         raise damaged(path, f"it {error.reason}") from error
     except (OSError, KeyError, TypeError) as error:
         raise damaged(path, f"it cannot be read ({error})") from error
-    return [
-        SourceMetadata(name=name, slots=slots, data=read_metadata((folder / place).resolve()))
-        for name, slots, place in named
-    ]
+    found = []
+    for name, slots, place in named:
+        source = (folder / place).resolve()
+        is_items = read_manifest(source, (*OF_TEXT, ITEMS_VERSION))["format"] == ITEMS_VERSION
+        data = read_items_metadata(source) if is_items else read_metadata(source)
+        found.append(SourceMetadata(name=name, slots=slots, data=data))
+    return found

@@ -11,15 +11,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from shardyard.config.data_choices import SLOTS, slots_of
 from shardyard.config.dataset_name import MIXTURE_NAME
 from shardyard.config.fingerprint import digest
+from shardyard.config.mixture import single_source_recipes
 from shardyard.config.resolved import DatasetMetadata, SourceMetadata
 from shardyard.config.schema.data import Share
 from shardyard.config.schema.recipe import Recipe
+from shardyard.data.own.mixture import MixtureSources, opened_sources
 from shardyard.data.prepare import (
     Progress,
     bos_token_of,
@@ -55,32 +58,52 @@ def prepare_text(
     """
     if not recipe.data.mixture:
         return prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
-    parts = list(zip(recipe.data.mixture, single_source_recipes(recipe), strict=True))
-    tokenizer = chosen_tokenizer(recipe, model_dir)
-    files = {share.name: find_corpus(part).files for share, part in parts}
-    slots = slots_of([share.weight for share in recipe.data.mixture])
-    requests = [
-        request_of(
-            part.data,
-            files[share.name],
-            tokenizer,
-            bos_token_of(part.data, tokenizer, model_dir),
-            is_part=True,
-        )
-        for share, part in parts
-    ]
-    if folder is None:
-        above = Path(recipe.data.dir).expanduser().resolve()
-        folder = (
-            above
-            / f"{MIXTURE_NAME}-{digest([[*each] for each in zip(slots, requests, strict=True)])}"
+    names = [share.name for share in recipe.data.mixture]
+    alone = dict(zip(names, single_source_recipes(recipe), strict=True))
+    with opened_sources(
+        recipe, alone, model_dir=model_dir, progress=progress, rows=rows
+    ) as sources:
+        return _prepare_mixture(
+            recipe, sources, model_dir=model_dir, progress=progress, rows=rows, folder=folder
         )
 
+
+def _prepare_mixture(
+    recipe: Recipe,
+    sources: MixtureSources,
+    *,
+    model_dir: Path | None,
+    progress: Progress,
+    rows: int | None,
+    folder: Path | None,
+) -> DatasetMetadata:
+    tokenizer = chosen_tokenizer(recipe, model_dir)
+    corpus = {name: find_corpus(part).files for name, part in sources.files.items()}
+    shares = recipe.data.mixture
+    slots = slots_of([share.weight for share in shares])
+
+    def request(name: str) -> dict[str, Any]:
+        if name in sources.items:
+            return {"items": sources.items[name].fingerprint}
+        data = sources.files[name].data
+        bos_token = bos_token_of(data, tokenizer, model_dir)
+        return request_of(data, corpus[name], tokenizer, bos_token, is_part=True)
+
+    if folder is None:
+        above = Path(recipe.data.dir).expanduser().resolve()
+        requests = [
+            [count, request(share.name)] for count, share in zip(slots, shares, strict=True)
+        ]
+        folder = above / f"{MIXTURE_NAME}-{digest(requests)}"
+
     def texts() -> Iterator[str]:
-        by_share = zip(slots, parts, strict=True)
+        by_share = zip(slots, shares, strict=True)
         return chain.from_iterable(
-            training_texts(part.data, files[share.name], progress, share=count / SLOTS)
-            for count, (share, part) in by_share
+            training_texts(
+                sources.files[share.name].data, corpus[share.name], progress, share=count / SLOTS
+            )
+            for count, share in by_share
+            if share.name in corpus
         )
 
     if not (folder / MIXTURE).exists():
@@ -88,11 +111,13 @@ def prepare_text(
             write_tokenizer(folder, recipe.data, tokenizer, texts, model_dir)
             check_rows(folder, recipe, rows=rows, model_dir=model_dir)
     found = []
-    for count, (share, part) in zip(slots, parts, strict=True):
-        told = partial(report_progress_of, progress, share.name)
-        shared = with_prepared_tokenizer(part, folder)
-        metadata = prepare(shared, model_dir=None, progress=told, is_part=True)
-        _check_training_text(share, metadata, recipe)
+    for count, share in zip(slots, shares, strict=True):
+        metadata = sources.items.get(share.name)
+        if metadata is None:
+            told = partial(report_progress_of, progress, share.name)
+            shared = with_prepared_tokenizer(sources.files[share.name], folder)
+            metadata = prepare(shared, model_dir=None, progress=told, is_part=True)
+            _check_training_text(share, metadata, recipe)
         found.append(SourceMetadata(name=share.name, slots=count, data=metadata))
     if not (folder / MIXTURE).exists():
         with sole_writer(folder, progress):
@@ -100,29 +125,11 @@ def prepare_text(
     return _combine_metadata(folder, found)
 
 
-def single_source_recipes(recipe: Recipe) -> list[Recipe]:
-    """The recipe of each source of a mixture; the recipe itself where there is none."""
-    shares = recipe.data.mixture
-    return [_single_source_recipe(recipe, share) for share in shares] or [recipe]
-
-
 def with_prepared_tokenizer(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe of a dataset that takes the tokenizer of another, with the tokens added to it."""
     no_more = {"tokenizer_kind": "bpe", "add_tokens": (), "add_special_tokens": ()}
     shared = recipe.data.model_copy(update={"tokenizer": str(folder), **no_more})
     return recipe.model_copy(update={"data": shared})
-
-
-def _single_source_recipe(recipe: Recipe, share: Share) -> Recipe:
-    data = recipe.data
-    update = {
-        "mixture": (),
-        "source": share.source,
-        "eval_source": share.eval_source,
-        "format": data.format if share.format is None else share.format,
-        "text_key": data.text_key if share.text_key is None else share.text_key,
-    }
-    return recipe.model_copy(update={"data": data.model_copy(update=update)})
 
 
 def report_progress_of(
@@ -135,9 +142,9 @@ def report_progress_of(
 def _check_training_text(share: Share, metadata: DatasetMetadata, recipe: Recipe) -> None:
     if metadata.train_tokens < 2:
         raise RequestError(
-            f"data.mixture: {share.name!r} ({share.source}) has no document left to train on: "
-            f"data.eval_fraction={recipe.data.eval_fraction} validates on all of them. Lower it, "
-            "or give more text."
+            f"data.mixture: {share.name!r} ({share.source or share.module}) has no document left "
+            f"to train on: data.eval_fraction={recipe.data.eval_fraction} validates on all of "
+            "them. Lower it, or give more text."
         )
 
 
@@ -164,8 +171,10 @@ def _commit(folder: Path, parts: Sequence[SourceMetadata]) -> None:
 def _entropy(parts: Sequence[SourceMetadata]) -> float:
     """Return the unigram entropy of the predicted tokens of all sources, in nats per token.
 
-    Sources are weighted by their share of the mixture.
+    Sources are weighted by their share of the mixture. 0: items are among them, which are not read.
     """
+    if any(part.data.item_kind is not None for part in parts):
+        return 0.0
     shares = np.zeros(parts[0].data.vocab_size)
     for part in parts:
         shards = TokenShards(Path(part.data.dir), "train")

@@ -9,13 +9,15 @@ from typing import ClassVar
 
 import torch
 
+from shardyard.config.mixture import recipe_of_items, source_recipe
 from shardyard.config.resolved import Resolved
+from shardyard.config.schema.data import Share
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
 from shardyard.data.loader import MicroBatch
 from shardyard.data.mixture import ConcatenatedSets, MixedStream, WithOnes
 from shardyard.data.mixture import MixturePart as MixturePart
-from shardyard.data.own.samples import ItemStream, open_items
+from shardyard.data.own.samples import ItemStream, open_item_sets, open_items
 from shardyard.data.samples import (
     Prepare,
     SampleSet,
@@ -110,18 +112,21 @@ class LanguageTask(Task):
             (part, replace(resolved, data=part.data))
             for part in mixture_at(Path(resolved.data.dir))
         ]
-        sets = [cls._with_all_columns(resolved, alone, "train") for _, alone in parts]
+        shares = {share.name: share for share in resolved.recipe.data.mixture}
+        by_split = [
+            cls._sets_of_source(resolved, alone, shares.get(part.name)) for part, alone in parts
+        ]
+        sets = [each["train"] for each in by_split]
         cls.match_forms(sets)
         train = MixedStream(
             [MixturePart(each, part.slots) for each, (part, _) in zip(sets, parts, strict=True)],
             seed=resolved.recipe.run.seed,
             prepare=cls.preparation(resolved, "train"),
         )
-        seq_len = int(resolved.recipe.data.seq_len)
         held_out = {
-            part.name: cls._with_all_columns(resolved, alone, "eval")
-            for part, alone in parts
-            if part.data.num_samples("eval", seq_len)
+            part.name: each["eval"]
+            for (part, _), each in zip(parts, by_split, strict=True)
+            if "eval" in each
         }
         if not held_out:
             return TaskData(train, None)
@@ -134,11 +139,24 @@ class LanguageTask(Task):
         )
 
     @classmethod
-    def _with_all_columns(cls, resolved: Resolved, source: Resolved, split: str) -> SampleSet:
-        """Samples of one source of a mixture, with the columns that any of its sources has."""
-        samples = cls.samples(source, split)
+    def _sets_of_source(
+        cls, resolved: Resolved, source: Resolved, share: Share | None
+    ) -> dict[str, SampleSet]:
+        """Samples of each split of one source of a mixture, with the columns of all sources."""
+        sets: dict[str, SampleSet] = {}
+        if source.data.item_kind is not None:
+            assert share is not None  # the recipe names each module
+            recipe = recipe_of_items(source_recipe(resolved.recipe, share))
+            items = open_item_sets(replace(source, recipe=recipe), vocab_size=vocabulary(resolved))
+            sets |= items
+        else:
+            seq_len = int(resolved.recipe.data.seq_len)
+            splits = [each for each in ("train", "eval") if source.data.num_samples(each, seq_len)]
+            sets |= {split: cls.samples(source, split) for split in splits}
         missing = {*cls.columns_of(resolved)} - {*cls.columns_of(source)}
-        return WithOnes(samples, missing) if missing else samples
+        if not missing:
+            return sets
+        return {split: WithOnes(samples, missing) for split, samples in sets.items()}
 
     @classmethod
     def match_forms(cls, sets: Sequence[SampleSet]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from shardyard.config.rules.own_code import own_functions
+from shardyard.config.rules.own_code import DATASET, own_functions
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import own_metric_name, task_row
 from shardyard.data.loader import MicroBatch
@@ -49,7 +49,7 @@ def with_own_code(
 def load_all(recipe: Recipe) -> dict[str, OwnFunction]:
     """Import every function that a recipe names and a step calls, by its setting.
 
-    Not ``data.module``, which readers call (``data/own/readers.py``), nor callbacks of rank 0.
+    Not datasets, which readers call (``data/own/readers.py``), nor callbacks of rank 0.
 
     Raises:
         RequestError: One cannot be imported.
@@ -57,7 +57,7 @@ def load_all(recipe: Recipe) -> dict[str, OwnFunction]:
     return {
         setting: load_own(setting, path, contract)
         for setting, (path, contract) in own_functions(recipe).items()
-        if setting != "data.module" and not setting.startswith("observe.callbacks.")
+        if contract is not DATASET and not setting.startswith("observe.callbacks.")
     }
 
 

@@ -518,7 +518,9 @@ def _fixed_reason(changed: str, fixed_settings: Mapping[str, str]) -> str:
 def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: Mesh) -> Loader:
     optim = resolved.recipe.optim
     assert isinstance(optim.micro_batch, int)
-    has_readers = resolved.network is not None or resolved.data.item_kind is not None
+    data = resolved.data
+    has_items = any(each.item_kind is not None for each in (data, *data.by_name.values()))
+    has_readers = resolved.network is not None or has_items
     return Loader(
         source,
         # Both ends move: the run still reads as many samples as it was planned with.

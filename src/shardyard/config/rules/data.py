@@ -23,7 +23,7 @@ from shardyard.config.data_choices import (
     slots_of,
 )
 from shardyard.config.paths import PATHS
-from shardyard.config.schema.data import Data
+from shardyard.config.schema.data import Data, Share
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import find_credential, show, without_secrets
 from shardyard.config.sources import address_error, is_remote
@@ -220,6 +220,29 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
         if share.text_key is not None and "text_key" in DATA_FORMATS[format].ignores:
             text = f"={share.text_key!r} has no effect where the format is {format}. Leave it out."
             yield Problem(f"{at}.text_key", text)
+        yield from _check_place_of_data(share, at, format)
+
+
+def _check_place_of_data(share: Share, at: str, format: str) -> Iterable[Problem]:
+    """Check that one setting of a source of a mixture gives its data."""
+    if share.module is None:
+        if share.source is None:
+            text = "has neither source nor module. Give one, such as source: texts.jsonl."
+            yield Problem(at, text)
+        if share.module_settings:
+            text = "is for module, and this source has none. Set it, or leave this out."
+            yield Problem(f"{at}.module_settings", text)
+        return
+    for key in ("source", "eval_source"):
+        if getattr(share, key) is not None:
+            text = f"and module={share.module} both say where data comes from. Remove one of them."
+            yield Problem(f"{at}.{key}", text)
+    if "split" in share.module_settings:
+        text = "has split, which the function gets anyway. Leave it out."
+        yield Problem(f"{at}.module_settings", text)
+    if DATA_FORMATS[format].only:
+        text = f"={format} names files, and module={share.module} makes the data. Leave it out."
+        yield Problem(f"{at}.format", text)
 
 
 def _validation(recipe: Recipe) -> Iterable[Problem]:

@@ -59,6 +59,9 @@ def own_functions(recipe: Recipe) -> dict[str, tuple[str, Contract]]:
         named[f"observe.callbacks.{own_metric_name(path)}"] = (path, CALLBACK)
     if recipe.data.module is not None:
         named["data.module"] = (recipe.data.module, DATASET)
+    for place, share in enumerate(recipe.data.mixture):
+        if share.module is not None:
+            named[f"data.mixture[{place}].module"] = (share.module, DATASET)
     if recipe.optim.module is not None:
         named["optim.module"] = (recipe.optim.module, OPTIMIZER)
     if recipe.optim.schedule_module is not None:
@@ -145,7 +148,8 @@ def _check_dataset(recipe: Recipe) -> Iterable[Problem]:
     data, given = recipe.data, recipe.data.model_fields_set
     if data.module is None:
         for key in ("module_settings", "module_workers"):
-            if getattr(data, key) not in ({}, "auto"):
+            is_mixed = key == "module_workers" and any(share.module for share in data.mixture)
+            if getattr(data, key) not in ({}, "auto") and not is_mixed:
                 text = "is for data.module, and the recipe has none. Set it, or leave this out."
                 yield Problem(f"data.{key}", text)
         return

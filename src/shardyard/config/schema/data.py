@@ -20,12 +20,18 @@ Sources = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 class Share(Section):
     """One source of data.mixture."""
 
-    source: Sources
+    source: Sources | None = None
     """Text of this source, as in data.source."""
     weight: PositiveNumber
     """Share of the samples, relative to the sum of all weights."""
     name: Annotated[str, Field(pattern=NAME, description=NAME_WORDS)]
     """Name under which this source is validated and reported separately."""
+    module: str | None = None
+    """Your own dataset in place of source, as in data.module."""
+    module_settings: Annotated[dict[str, Any], Field(description="its arguments")] = Field(
+        default_factory=dict
+    )
+    """Arguments of module."""
     format: Annotated[str, Field(description=_FORMAT_WORDS)] | None = None
     """Format of this source. null: data.format."""
     text_key: str | None = None
@@ -203,7 +209,7 @@ class Data(Section):
     def entries(self) -> tuple[tuple[str, str], ...]:
         """Every place that text comes from, each behind the name of its setting.
 
-        Empty: data.module makes it.
+        Empty: data.module makes it. Those of a mixture's modules are left out.
         """
         if self.module is not None:
             return ()

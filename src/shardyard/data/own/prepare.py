@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from shardyard.config.schema.data import Data
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.tasks import task_row
 from shardyard.data.own.dataset import SETTING, DatasetCode, OwnDataset
-from shardyard.data.own.items import Fields, ItemForm, kind_of, shapes_of, too_long
+from shardyard.data.own.items import Fields, ItemForm, Kind, kind_of, shapes_of, too_long
 from shardyard.data.own.rows import prepare_rows, scratch_folder
 from shardyard.data.own.stored import write_items
 from shardyard.data.prepare import (
@@ -37,8 +37,7 @@ from shardyard.data.prepare import (
 from shardyard.data.shards import (
     ITEMS_VERSION,
     MANIFEST,
-    check_sizes,
-    read_manifest,
+    read_items_metadata,
 )
 from shardyard.data.tokenizer import TokenizerFiles
 from shardyard.data.work_units import SCRATCH, encoder_in, file_entry, write_file
@@ -64,52 +63,109 @@ def prepare_own(
         RequestError: The user's function or an item of its dataset cannot be used.
         StorageError: The file system rejected a write.
     """
-    progress(f"opening {SETTING}={recipe.data.module}", 0, 1)
-    code = DatasetCode.of(recipe)
-    train, validation = code.open("train"), code.open("eval")
-    assert train is not None  # an error else
-    if validation is not None and recipe.data.eval_fraction != Data().eval_fraction:
+    opened = open_splits(recipe, progress)
+    if opened.validation is not None and recipe.data.eval_fraction != Data().eval_fraction:
         raise RequestError(
             f"data.eval_fraction={recipe.data.eval_fraction}, but {SETTING}={recipe.data.module} "
             "returns an eval split. Leave data.eval_fraction out, or return None for that split."
         )
+    if opened.kind == "rows":
+        rows_of = opened.rows
+        return prepare_rows(
+            recipe, rows_of["train"], rows_of.get("eval"),
+            model_dir=model_dir, progress=progress, rows=rows, folder=folder,
+        )  # fmt: skip
+    check_task(recipe, opened.kind)
+    tokenizer = _tokenizer_of(recipe, model_dir, opened.kind)
+    return prepare_items(recipe, opened, tokenizer, rows=rows, folder=folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSplits:
+    """The user's dataset, with its first item read."""
+
+    kind: Kind
+    train: OwnDataset
+    validation: OwnDataset | None
+    first: Any
+    """First item of the train split."""
+    others: Iterator[Any]
+    """Items after it, of a dataset that can only be iterated."""
+
+    @property
+    def rows(self) -> dict[str, Iterator[Any]]:
+        """Rows of each split."""
+        train, validation = self.train, self.validation
+        rows = train.items() if train.is_indexed else chain([self.first], self.others)
+        return {"train": rows, **({} if validation is None else {"eval": validation.items()})}
+
+
+def open_splits(recipe: Recipe, progress: Progress) -> OpenedSplits:
+    """Open both splits of ``data.module`` and read the first item, which tells the kind.
+
+    Raises:
+        RequestError: The user's function or the item cannot be used, or there is no item.
+    """
+    progress(f"opening {SETTING}={recipe.data.module}", 0, 1)
+    code = DatasetCode.of(recipe)
+    train, validation = code.open("train"), code.open("eval")
+    assert train is not None  # an error else
     items = iter([train.item(0)] if train.is_indexed else train.items())
     first = next(items, None)
     if first is None:
         raise RequestError(f"{SETTING}={recipe.data.module}: the train split has no items.")
-    kind = kind_of(first, recipe)
-    if kind == "rows":
-        return prepare_rows(
-            recipe,
-            train.items() if train.is_indexed else chain([first], items),
-            None if validation is None else validation.items(),
-            model_dir=model_dir, progress=progress, rows=rows, folder=folder,
-        )  # fmt: skip
-    _check_task(recipe, kind)
-    tokenizer = _tokenizer_of(recipe, model_dir, kind)
+    return OpenedSplits(
+        kind=kind_of(first, recipe), train=train, validation=validation, first=first, others=items
+    )
+
+
+def prepare_items(
+    recipe: Recipe,
+    opened: OpenedSplits,
+    tokenizer: TokenizerFiles | None,
+    *,
+    rows: int | None,
+    folder: Path | None,
+) -> DatasetMetadata:
+    """Prepare items that training reads by number; arguments are those of ``prepare_own``.
+
+    Args:
+        tokenizer: Of token ids; None: it is not known.
+
+    Raises:
+        RequestError: An item cannot be used.
+        StorageError: The file system rejected a write.
+    """
+    train, validation, first = opened.train, opened.validation, opened.first
     form = ItemForm(
-        kind=kind,
+        kind=opened.kind,
         is_causal=task_row(recipe.task.name).is_causal is True,
         attends_across=recipe.data.attends_across,
-        num_classes=None if kind != "image" else len(_classes(train)),
+        num_classes=None if opened.kind != "image" else len(_classes(train)),
     )
-    if kind != "tokens":
+    if opened.kind != "tokens":
         form = replace(form, shapes=shapes_of(_fields(form, train, first, 0)))
     with scratch_folder(recipe.data) as scratch:
         if train.is_indexed:
             content = _probe(form, train, validation, recipe)
         else:
-            content = _store(form, train, chain([first], items), validation, scratch, recipe.data)
+            items = chain([first], opened.others)
+            content = _store(form, train, items, validation, scratch, recipe.data)
         content |= {
-            "kind": kind,
+            "kind": opened.kind,
             "shapes": form.shapes,
-            **({} if kind != "image" else {"classes": _classes(train)}),
+            **({} if opened.kind != "image" else {"classes": _classes(train)}),
         }
+        code = DatasetCode.of(recipe)
         return _commit(recipe, content, scratch, tokenizer, rows=rows, folder=folder, code=code)
 
 
-def _check_task(recipe: Recipe, kind: str) -> None:
-    """Raise where the task or a setting does not read such items."""
+def check_task(recipe: Recipe, kind: str) -> None:
+    """Raise where the task or a setting does not read such items.
+
+    Raises:
+        RequestError: It says what to change.
+    """
     row, data = task_row(recipe.task.name), recipe.data
     if not row.reads_items:
         raise RequestError(
@@ -339,28 +395,3 @@ def _write_folder(
 def _digest_of_files(files: Mapping[str, bytes]) -> str:
     """Digest of files, by name and content."""
     return digest({name: hashlib.sha256(each).hexdigest() for name, each in files.items()})
-
-
-def read_items_metadata(folder: Path) -> DatasetMetadata:
-    """Return what a dataset of items holds; compare the sizes of its files with the manifest.
-
-    Raises:
-        DataError: The dataset is missing or incomplete, or a file has another size.
-    """
-    manifest = read_manifest(folder, (ITEMS_VERSION,))
-    check_sizes(folder, manifest, manifest["files"])
-    splits = manifest["splits"]
-    return DatasetMetadata(
-        dir=str(folder),
-        fingerprint=manifest["fingerprint"],
-        vocab_size=manifest["vocab_size"],
-        train_tokens=0,
-        eval_tokens=0,
-        train_documents=0,
-        eval_documents=0,
-        unigram_entropy=0.0,
-        train_samples=splits["train"]["samples"],
-        eval_samples=splits["eval"]["samples"],
-        num_classes=len(manifest["classes"]) if "classes" in manifest else None,
-        item_kind=manifest["kind"],
-    )

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,40 @@ def prepare_rows(
         SourceError: The rows hold no text.
         StorageError: The file system rejected a write.
     """
+    splits = {"train": train_rows}
+    if validation_rows is not None:
+        splits["eval"] = validation_rows
+    with rows_lock(recipe.data, progress), row_files(recipe, splits, progress) as of_files:
+        prepare = task_prepare(recipe.task.name)
+        metadata: DatasetMetadata = prepare(of_files, progress=progress, folder=folder, **options)
+    return replace(metadata, validation_files=None)
+
+
+@contextmanager
+def rows_lock(data: Data, progress: Progress) -> Iterator[None]:
+    """Wait until no other process has files of rows in data.dir."""
+    above = Path(data.dir).expanduser().resolve()
+    above.mkdir(parents=True, exist_ok=True)
+    words = "waiting for another process that prepares rows"
+    with locked(above / ".rows.lock", waits=lambda: progress(words, 0, 1)):
+        yield
+
+
+@contextmanager
+def row_files(
+    recipe: Recipe, splits: Mapping[str, Iterable[Any]], progress: Progress
+) -> Iterator[Recipe]:
+    """Write rows as JSON lines, which are there while the block runs.
+
+    Args:
+        splits: Rows of ``train``, and of ``eval`` if there are any.
+
+    Yields:
+        The recipe that reads these files in place of the user's dataset.
+
+    Raises:
+        RequestError: A row is no JSON, or a setting has no effect on text.
+    """
     data = recipe.data
     assert data.module is not None
     if data.too_long != Data().too_long and data.pack == "stream":
@@ -60,37 +94,27 @@ def prepare_rows(
     name = source_word(data.module.partition(":")[2])
     progress(f"writing the rows of {SETTING}={data.module}", 0, 1)
     with scratch_folder(data) as scratch:
-        splits = {"train": train_rows}
-        if validation_rows is not None:
-            splits["eval"] = validation_rows
         digests = [
             _write_rows(scratch / split, content, data, split) for split, content in splits.items()
         ]
-        above = scratch.parent
-        source_folder = above / f".rows-{name}-{digest(digests)}"
-        words = "waiting for another process that prepares rows"
-        with locked(above / ".rows.lock", waits=lambda: progress(words, 0, 1)):
-            files = {"data.source": source_folder / f"{name}.jsonl"}
-            if "eval" in splits:
-                files["data.eval_source"] = source_folder / f"{name}-eval.jsonl"
-            source_folder.mkdir(exist_ok=True)
-            for split, file in zip(splits, files.values(), strict=True):
-                (scratch / split).replace(file)
-            try:
-                prepare = task_prepare(recipe.task.name)
-                metadata: DatasetMetadata = prepare(
-                    _recipe_of_files(recipe, files), progress=progress, folder=folder, **options
-                )
-            except (DataError, RequestError, SourceError) as error:
-                # The user set data.module, and never saw these files.
-                text = str(error)
-                for setting, file in files.items():
-                    text = text.replace(f"{setting}={str(file)!r}", f"{SETTING}={data.module}")
-                text = text.replace(f"{source_folder}{os.sep}", "")
-                raise type(error)(text, page=error.page) from error
-            finally:
-                shutil.rmtree(source_folder, ignore_errors=True)
-    return replace(metadata, validation_files=None)
+        source_folder = scratch.parent / f".rows-{name}-{digest(digests)}"
+        files = {"data.source": source_folder / f"{name}.jsonl"}
+        if "eval" in splits:
+            files["data.eval_source"] = source_folder / f"{name}-eval.jsonl"
+        source_folder.mkdir(exist_ok=True)
+        for split, file in zip(splits, files.values(), strict=True):
+            (scratch / split).replace(file)
+    try:
+        yield _recipe_of_files(recipe, files)
+    except (DataError, RequestError, SourceError) as error:
+        # The user set data.module, and never saw these files.
+        text = str(error)
+        for setting, file in files.items():
+            text = text.replace(f"{setting}={str(file)!r}", f"{SETTING}={data.module}")
+        text = text.replace(f"{source_folder}{os.sep}", "")
+        raise type(error)(text, page=error.page) from error
+    finally:
+        shutil.rmtree(source_folder, ignore_errors=True)
 
 
 @contextmanager

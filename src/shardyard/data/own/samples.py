@@ -74,9 +74,6 @@ class ItemStream(Stream):
         super().__init__(items, seed=seed, prepare=prepare)
         self._items = items
 
-    def _read(self, keys: Sequence[SampleKey]) -> list[Sample]:
-        return self._items.read(keys)
-
     def micro_batch(self, positions: range, size: int) -> MicroBatch:
         """Read as ``Stream.micro_batch``; items of one form come stacked from the readers."""
         if not self._items.has_one_form:
@@ -94,19 +91,25 @@ def open_items(
         vocab_size: Token ids that the model has; None: the items are no tokens.
         prepare: The task's change of a micro-batch, by split.
     """
+    seed = resolved.recipe.run.seed
+    streams = {
+        split: ItemStream(items, seed=seed if split == "train" else None, prepare=prepare(split))
+        for split, items in open_item_sets(resolved, vocab_size=vocab_size).items()
+    }
+    return streams["train"], streams.get("eval")
+
+
+def open_item_sets(resolved: Resolved, *, vocab_size: int | None) -> dict[str, ItemSet]:
+    """The samples of each split that has any, in sets that share their readers."""
     recipe = resolved.recipe
     source = reader_of(recipe, resolved.data, vocab_size=vocab_size)
     readers = Readers(source, int(recipe.data.module_workers))
     to_sample, padding = _sample_form(resolved, source.form)
-    streams = {}
-    for split, number in source.samples.items():
-        if number:
-            items = ItemSet(
-                readers, split, num_samples=number, to_sample=to_sample, padding=padding
-            )
-            seed = recipe.run.seed if split == "train" else None
-            streams[split] = ItemStream(items, seed=seed, prepare=prepare(split))
-    return streams["train"], streams.get("eval")
+    return {
+        split: ItemSet(readers, split, num_samples=number, to_sample=to_sample, padding=padding)
+        for split, number in source.samples.items()
+        if number
+    }
 
 
 def reader_of(recipe: Recipe, data: DatasetMetadata, *, vocab_size: int | None) -> SplitReader:
