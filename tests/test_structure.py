@@ -27,6 +27,8 @@ SMALL = {
     "data/byte_ranges.py": "base types of stores, which plug-ins import",
     "data/images/digits.py": "holds the licence of its data",
     "data/shown.py": "decodes tokens, which the reading of samples does not know",
+    "rundir/confusion.py": "the report reads it, without torch",
+    "tasks/confusion.py": "counts of labels and of images alike",
     "doctor/finding.py": "what all checks return, without any of them",
     "elastic/preload_compiler.py": "the fork server imports it by name before it starts workers",
     "families/images/registry.py": "registry",

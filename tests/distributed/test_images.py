@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.confusion import read_confusion
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.images import ImageClassification
@@ -235,6 +236,12 @@ def test_an_export_opens_in_transformers_and_here(
     judged = read_evaluations(run_dir.metrics)[-1]["eval"]
     assert float(loss) == pytest.approx(judged["loss"], rel=1e-5)
     shown = sorted({number * read.num_samples // 8 for number in range(8)})
+    confusion, guessed = read_confusion(run_dir), logits.argmax(dim=1).tolist()
+    assert confusion is not None and confusion.names == list(CLASSES)
+    for row, of_class in enumerate(confusion.matrix):
+        for column, count in enumerate(of_class):
+            pairs = zip(batch["label"].tolist(), guessed, strict=True)
+            assert count == sum(pair == (row, column) for pair in pairs)
     shares, guesses = logits[shown].softmax(dim=1).max(dim=1)
     predictions = json.loads(run_dir.predictions.read_text())
     assert [p["predicted"] for p in predictions] == [CLASSES[guess] for guess in guesses]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from shardyard.rundir.confusion import read_confusion
 from shardyard.rundir.jsonl import read_evaluations, read_steps
 from tests.distributed.label_runs import (
     LAYOUTS,
@@ -74,6 +75,11 @@ def test_every_layout_takes_the_steps_of_one_process(
     run_on_ranks(train_here, 1, one)
     losses = [line["loss"] for line in read_steps(one.metrics)]
     evaluated = [line["eval"] for line in read_evaluations(one.metrics)]
+    confusion = read_confusion(one)
+    assert (confusion is None) == (name == "numbers")
+    if confusion is not None:
+        accuracy = confusion.right / confusion.predictions
+        assert accuracy == pytest.approx(evaluated[0]["accuracy"])
     for layout in layouts:
         processes, parallel = LAYOUTS[layout]
         other = labelled_run(
@@ -86,6 +92,7 @@ def test_every_layout_takes_the_steps_of_one_process(
         assert len(again) == len(evaluated) == 1
         # a correlation is of differences, which cancel
         assert again[0] == pytest.approx(evaluated[0], rel=1e-5, abs=2e-3), layout
+        assert read_confusion(other) == confusion, layout
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(

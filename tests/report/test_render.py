@@ -12,6 +12,7 @@ from shardyard.io.files import write_json
 from shardyard.report.page import write_report
 from shardyard.report.run_data import read_run
 from shardyard.report.timeline import describe
+from shardyard.rundir.confusion import Confusion, read_confusion, write_confusion
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
 
@@ -290,6 +291,33 @@ def test_a_file_of_other_predictions_shows_no_image(tmp_path: Path, images: str)
     run = write_whole_run(tmp_path)
     run.predictions.write_text(images)
     assert read_run(run).predictions == ()
+
+
+def test_confusions_of_the_last_validation_are_a_table(tmp_path: Path) -> None:
+    run = write_whole_run(tmp_path)
+    pairs = [("<b>dog", "cat", 7), ("owl", "cat", 1)]
+    confusion = Confusion(
+        step=20, classes=100, predictions=40, right=30, names=["cat", "<b>dog", "owl"],
+        matrix=[[9, 0, 0], [7, 5, 0], [1, 0, 2]], pairs=pairs,
+    )  # fmt: skip
+    write_confusion(run, confusion)
+    assert read_confusion(run) == confusion
+    write_report(run)
+    page = Page(run.report_html.read_text())
+    assert page.open == [] and page.tags["b"] == 0
+    text = run.report_markdown.read_text()
+    assert "step 20: 75.0 % of 40 predictions are right" in text
+    assert "The 3 classes in most confusions, of 100:" in text
+    assert "| \\<b\\>dog | 7 | 5 | 0 |" in text and "| owl | cat | 1 |" in text
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", '{"step": "x"}', "not JSON"])
+def test_another_file_of_confusions_shows_none(tmp_path: Path, text: str) -> None:
+    run = write_whole_run(tmp_path)
+    run.confusion.write_text(text)
+    assert read_run(run).confusion is None
+    write_report(run)
+    assert "Confusion matrix" not in run.report_markdown.read_text()
 
 
 @pytest.mark.parametrize("ends", [None, 1])

@@ -32,7 +32,7 @@ from shardyard.report.document import (
 from shardyard.report.html import charts_unavailable_reason, render_html
 from shardyard.report.markdown import render_markdown
 from shardyard.report.run_data import RunRecord, read_run
-from shardyard.report.samples import sample_blocks
+from shardyard.report.samples import confusion_blocks, sample_blocks
 from shardyard.report.summary import Suggest, Summary, no_levers, summarize
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.walltime import PHASES, WAITING, running_s
@@ -208,6 +208,7 @@ def report_document(
         ("what-to-change", "What to change", change_blocks(summary)),
         ("curves", "Curves", iter([Panels(charts) if charts else no_charts])),
         ("sample", f"Sample{drawn}", sample_blocks(record)),
+        ("confusion", "Confusion matrix", confusion_blocks(record)),
         ("devices", "Devices and nodes", _devices(summary, of_devices)),
         ("sources", "Sources", sources(record)),
         ("eval-sets", "Validation sets", eval_sets(record)),

@@ -17,6 +17,7 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.io.files import parse_json, read_json_object, read_plain
 from shardyard.planner.plan import Plan
 from shardyard.rundir.attempt_files import read_resolved
+from shardyard.rundir.confusion import Confusion, read_confusion
 from shardyard.rundir.counted_lines import CountedLines, counted
 from shardyard.rundir.jsonl import read_lines
 from shardyard.rundir.layout import RunDir
@@ -88,6 +89,8 @@ class RunRecord:
     sample: str | None
     predictions: tuple[ImagePrediction, ...]
     """Validation images at the end of the run; empty: none were written."""
+    confusion: Confusion | None
+    """Classes that the last validation took for others; None: nothing is classified."""
     set_aside: tuple[str, ...]
     """Folders of checkpoints that were found damaged."""
     profiles: tuple[ProfileSummary, ...]
@@ -193,6 +196,7 @@ def read_run(run: RunDir) -> RunRecord:
         counted=counted(all_lines, events),
         sample=_read_sample(run, events),
         predictions=tuple(_read_predictions(run)),
+        confusion=read_confusion(run),
         set_aside=tuple(sorted(path.name for path in run.checkpoints.glob("*.damaged"))),
         profiles=tuple(read_profiles(run, events)),
         state=state_of(events, is_leased=is_locked(run.lease)),

@@ -103,3 +103,41 @@ def _predictions(record: RunRecord) -> Iterator[Block]:
         for each, (label, guess, share) in zip(found, rows, strict=True)
     ])  # fmt: skip
     yield Table(["true", "predicted", "#probability"], rows, only=("markdown",))
+
+
+_MOST_PAIRS = 10
+_MOST_NAME = 24
+
+
+def confusion_blocks(record: RunRecord) -> Iterator[Block]:
+    """Yield which classes the last validation took for others: a matrix and the worst pairs."""
+    found = record.confusion
+    if found is None:
+        return
+    share = format_percent(found.right / found.predictions) if found.predictions else "none"
+    part = ""
+    if found.classes > len(found.names):
+        part = f" The {len(found.names)} classes in most confusions, of {found.classes:,}:"
+    yield Paragraph(
+        f"The validation at step {found.step:,}: {share} of {found.predictions:,} predictions are "
+        f"right, on the diagonal.{part}", "note",
+    )  # fmt: skip
+    names = [_short(name) for name in found.names]
+    rows = [
+        [name, *(_cell(count, is_right=row == column) for column, count in enumerate(counts))]
+        for row, (name, counts) in enumerate(zip(names, found.matrix, strict=True))
+    ]
+    yield Table(["true \u2193 predicted \u2192", *(f"#{name}" for name in names)], rows)
+    if found.pairs and len(found.names) > 2:
+        pairs = [[_short(a), _short(b), f"{count:,}"] for a, b, count in found.pairs[:_MOST_PAIRS]]
+        yield Paragraph("Most frequent confusions", "note")
+        yield Table(["true", "predicted", "#number"], pairs)
+
+
+def _cell(count: int, *, is_right: bool) -> Text:
+    kind = "muted" if count == 0 else "good" if is_right else "bad"
+    return Text(f"{count:,}", kind=kind)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}\u2026"

@@ -123,6 +123,11 @@ class RunDir:
         return self.path / "predictions.json"
 
     @property
+    def confusion(self) -> Path:
+        """Classes that the last validation took for others."""
+        return self.path / "confusion.json"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

@@ -6,7 +6,7 @@ are computed from that, and how an evaluation is scored.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -103,6 +103,11 @@ class Task(ABC):
         models of the task do not continue text.
         """
         return None
+
+    @staticmethod
+    def class_names(resolved: Resolved) -> Sequence[str]:
+        """Return the names of the labels, by number; empty: they have none."""
+        return resolved.data.label_names
 
     def predictions(self, resolved: Resolved) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return a few validation samples with their labels and what the model predicts.

@@ -40,6 +40,7 @@ from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.step_counters import Watcher
 from shardyard.tasks.base import Task, TaskData
+from shardyard.tasks.confusion import count_confusion, no_confusion
 from shardyard.tasks.loss_computation import Computation, LossSums
 
 if TYPE_CHECKING:
@@ -96,6 +97,11 @@ class ImageClassification(Task):
     def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
         """Loss in nats an image, and the share that was guessed."""
         return {"loss": loss, **means}
+
+    @staticmethod
+    def class_names(resolved: Resolved) -> Sequence[str]:
+        """Return the names in the prepared data."""
+        return class_names(resolved) or ()
 
     def predictions(self, resolved: Resolved) -> list[dict[str, Any]]:
         """Return validation images over the whole split, each as a small JPEG in base64."""
@@ -219,9 +225,11 @@ class ImageComputation(Computation[MicroBatch]):
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         total, divisor, sums = zero, zero, dict.fromkeys((*_names(), "images"), zero)
         sums |= self.objective.zeros(self._device)
+        confusion: dict[str, Tensor] = {}
         for batch in batches:
             found = self._loss(batch)
             total, divisor = total + summable(found.loss), divisor + found.count
+            confusion = confusion or no_confusion(found.logits_BC.shape[1], self._device)
             if batch.is_padding:
                 continue
             labels_B = found.fields["label"]
@@ -229,9 +237,11 @@ class ImageComputation(Computation[MicroBatch]):
             counted |= self.objective.metric_sums(found.logits_BC, found.fields)
             for name, each in counted.items():
                 sums[name] = sums[name] + each
+            for each in confusion.values():
+                count_confusion(each, found.logits_BC.argmax(dim=1), labels_B)
             sums["images"] = sums["images"] + len(labels_B)
         reshard(self.roots)
-        return LossSums(total, divisor, sums)
+        return LossSums(total, divisor, sums | confusion)
 
     @torch.no_grad()
     def guess(self, bytes_BHWC: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.parallel.fsdp import reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
+from shardyard.tasks.confusion import CONFUSION, count_confusion, no_confusion
 from shardyard.tasks.label_metrics import (
     class_scores,
     entities,
@@ -155,6 +156,14 @@ class SampleLabels(LabelLosses):
             return number_scores(guesses_N, labels_N)
         return class_scores(guesses_N, labels_N, num_labels=self._num_labels)
 
+    def confusion(self, sums: Mapping[str, Tensor]) -> Tensor | None:
+        """Return how often each label was predicted as each other; None for numbers."""
+        found = {} if self._is_regression else no_confusion(self._num_labels, self._device)
+        if CONFUSION not in found or "guesses" not in sums:
+            return None
+        count_confusion(found[CONFUSION], sums["guesses"], sums["labels"])
+        return found[CONFUSION]
+
     def _divisor(self, batches: Sequence[MicroBatch]) -> int:
         """Samples that have a label."""
         if not self._mesh.speaks_for_samples:
@@ -187,10 +196,13 @@ class TokenLabels(LabelLosses):
     def counted(self, batches: Iterable[tuple[MicroBatch, Any, Tensor]]) -> dict[str, Tensor]:
         """Count tokens and entities: those that are guessed, that there are, and the right ones."""
         counts = dict.fromkeys(_COUNTED, 0)
+        confusion = no_confusion(self._num_labels, self._device)
         for batch, outputs, _ in batches:
             guesses_BL = self._guesses(outputs, batch["targets"])
             if not self._speaks_for_outputs(outputs):
                 continue
+            for each in confusion.values():
+                count_confusion(each, guesses_BL.flatten(), batch["targets"].flatten())
             labels_BL = batch["targets"].cpu()
             for guesses_L, labels_L in zip(guesses_BL.cpu(), labels_BL, strict=True):
                 has_label_L = labels_L != IGNORED
@@ -199,7 +211,7 @@ class TokenLabels(LabelLosses):
         return {
             name: torch.tensor(float(number), dtype=torch.float64, device=self._device)
             for name, number in counts.items()
-        }
+        } | confusion
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return an evaluation's share of right tokens; of tags also scores of entities."""

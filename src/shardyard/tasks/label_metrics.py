@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardyard.config.rules.labels import TAG
+from shardyard.tasks.confusion import count_confusion, matrix_of
 
 
 def class_scores(guesses_N: Tensor, labels_N: Tensor, *, num_labels: int) -> dict[str, Tensor]:
@@ -17,9 +18,9 @@ def class_scores(guesses_N: Tensor, labels_N: Tensor, *, num_labels: int) -> dic
     ``f1`` is that of label 1 where there are two labels, else the mean over labels
     (``f1_macro``). A label that is neither predicted nor there has F1 0, as in scikit-learn.
     """
-    pairs_N = labels_N.long() * num_labels + guesses_N.long()
-    confusion_CC = torch.bincount(pairs_N, minlength=num_labels**2).double()
-    confusion_CC = confusion_CC.view(num_labels, num_labels)
+    counts = torch.zeros(num_labels**2, dtype=torch.float64, device=labels_N.device)
+    count_confusion(counts, guesses_N, labels_N)
+    confusion_CC = matrix_of(counts)
     right_C, actual_C, guessed_C = (
         confusion_CC.diagonal(), confusion_CC.sum(dim=1), confusion_CC.sum(dim=0)
     )  # fmt: skip

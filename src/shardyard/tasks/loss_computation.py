@@ -56,6 +56,13 @@ class Computation(ABC, Generic[Batch]):
         """Return numbers reported with the loss, from ``LossSums.sums`` added up over all ranks."""
         return {}
 
+    def confusion(self, sums: Mapping[str, Tensor]) -> Tensor | None:
+        """Return how often each class was predicted as each other, from these sums.
+
+        (C * C,), fp64: true class by predicted class. None: nothing is classified.
+        """
+        return sums.get("confusion")
+
     @abstractmethod
     def backward(self, batches: Sequence[Batch]) -> LossSums:
         """Forward and backward passes of equally many micro-batches on every rank.

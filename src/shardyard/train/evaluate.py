@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from shardyard.config.schema import recipe
 from shardyard.data.loader import MicroBatch, Samples, step_batches
@@ -24,6 +25,8 @@ class Evaluation:
     """Divisor of the loss."""
     parts: "dict[str, Evaluation]" = field(default_factory=dict)
     """Result of each source of a mixture and each set of data.eval_sets, by name."""
+    confusion: Tensor | None = None
+    """How often each class was predicted as each other (``tasks/confusion.py``)."""
 
     @property
     def loss(self) -> float:
@@ -86,7 +89,8 @@ def evaluate(
 def _evaluation(task: Task, totals: Sequence[Totals]) -> Evaluation:
     """Result over all samples that the totals are of."""
     targets = round(sum(each.divisor.item() for each in totals))
-    return Evaluation(scores=_scores(task, totals), targets=targets)
+    confusion = task.computation.confusion(totals[0].sums) if len(totals) == 1 else None
+    return Evaluation(scores=_scores(task, totals), targets=targets, confusion=confusion)
 
 
 def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:

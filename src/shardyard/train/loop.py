@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.profiler import record_function
 
 from shardyard.checkpoint.save import Abandoned, Durable
@@ -23,8 +24,10 @@ from shardyard.log import warn
 from shardyard.observe.metrics import StepTimes, log_samples
 from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
+from shardyard.rundir.confusion import write_confusion
 from shardyard.rundir.jsonl import EXPERT_LOAD, scores_of
 from shardyard.tasks.base import GeneratedText
+from shardyard.tasks.confusion import matrix_of, summarize_confusion
 from shardyard.torch_private import compile_seconds
 from shardyard.train.errors import RouterWatch, not_saved, scale_too_small, too_many_skipped
 from shardyard.train.evaluate import Evaluation, evaluate, evaluation_due
@@ -323,6 +326,8 @@ class Loop:
         line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
         line |= {"eval_sources": parts} if parts else {}
         training.write_line(line)
+        if result.confusion is not None and training.rank == 0:
+            self._write_confusion(result.confusion)
         all_scores: dict[str, float] = scores_of(line)
         # a best step is one that can be saved: finite, and not skipped
         by, metrics = target_metric(self.recipe.run.target), self._metrics
@@ -335,6 +340,14 @@ class Loop:
         if is_best and self.recipe.checkpoint.keep_best:
             self._save()
         self.step_ended_at += seconds  # the next step's time does not count it
+
+    def _write_confusion(self, counts: Tensor) -> None:
+        """Write down which classes the evaluation just done took for which others."""
+        names = list(self.training.task.class_names(self.training.resolved))
+        # a model from elsewhere may have more classes than the data
+        names += [str(number) for number in range(len(names), len(matrix_of(counts)))]
+        summary = summarize_confusion(counts, names, step=self.progress.step)
+        write_confusion(self.training.run_dir, summary)
 
     def _generate(self) -> None:
         """Generate text from the weights of the step just done."""
