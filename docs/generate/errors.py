@@ -46,16 +46,8 @@ SHOWN: dict[str, dict[tuple[str, str], str]] = {
     },
     "Runs": {
         ("any launcher", "run.id in use"): "Run id in use",
-        (
-            "any launcher",
-            "submission died between intent and confirmation",
-        ): "Interrupted submission",
     },
     "Paths on the nodes": {
-        (
-            "paths, of any launcher",
-            "relative path, and nodes share no folder with this machine",
-        ): "Relative path",
         ("kubernetes", "run folder on no volume"): "Run folder on no volume",
     },
     "Hugging Face hub": {
@@ -66,22 +58,16 @@ SHOWN: dict[str, dict[tuple[str, str], str]] = {
     "Kubernetes": {
         ("kubernetes", "unknown context"): "Unknown context",
         ("kubernetes", "API server down"): "API server does not answer",
-        ("kubernetes", "credentials expired"): "Expired credentials",
-        ("kubernetes", "admission webhook denies it"): "Admission webhook",
-        ("kubernetes", "controller absent"): "JobSet not installed",
         ("kubernetes", "image not given"): "No image",
         ("kubernetes", "secret where no pod can read it"): "Secret that pods cannot read",
     },
     "AWS Batch": {
         ("aws-batch", "queue missing"): "Unknown queue",
         ("aws-batch", "queue too small"): "Queue too small",
-        ("aws-batch", "credentials expired"): "Expired credentials",
         ("aws-batch", "no right to submit"): "No permission to submit",
-        ("aws-batch", "secret without a role to read it"): "Secret without a role",
     },
     "Import": {
         ("import", "a key that this version does not know"): "Unknown key",
-        ("import", "a checkpoint that would run something"): "Checkpoint with code",
     },
 }
 """Section of the page -> launcher and situation of the table -> title."""

@@ -26,8 +26,9 @@ empty cell means that no source gives it; a plan that needs it is an error.
 
 All rates are of one direction and of one device while all others send too. Peaks are the
 datasheets', dense. "Reached" is the best published bf16 matrix product (fp16 where there is no
-bf16), as a share of the peak. *By rule* means that another device's share is used. Links are those
-of the vendor's reference system; the latency is that of a collective of two devices."""
+bf16), as a share of the peak. A star means that another device's share is used. Links are those
+of the vendor's reference system, within a node unless "joins" has a number of devices; the latency
+is that of a collective of two devices."""
 
 _OWN = """\
 ## A cluster of your own
@@ -83,7 +84,7 @@ _ACCELERATOR_HEAD = (
 def _accelerator_row(row: Accelerator) -> Sequence[str]:
     peaks = [_number(row.peak_tflops.get(name)) for name in ("fp32", "fp16", "bf16", "fp8")]
     share = row.achievable.get("bf16", row.achievable.get("fp16"))
-    rule = "" if row.achievable_source.startswith("measured") else " *by rule*"
+    rule = "" if row.achievable_source.startswith("measured") else "*"
     return (
         row.name,
         _number(row.memory_bytes / GIB),
@@ -93,7 +94,7 @@ def _accelerator_row(row: Accelerator) -> Sequence[str]:
         _number(row.processors),
         "" if row.link is None else f"{row.link.name}: {_giga(row.link.bytes_per_s)}",
         "" if row.link is None else _micro(row.link),
-        "a node" if row.nvlink_domain is None else f"{row.nvlink_domain:,}",
+        "" if row.nvlink_domain is None else f"{row.nvlink_domain:,}",
         "" if row.network is None else f"{row.network.name}: {_gigabits(row.network)}",
         _giga(row.host_link_bytes_per_s),
     )

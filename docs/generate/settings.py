@@ -12,7 +12,8 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of a recipe. Each also accepts its default. `shardyard config --schema` "
+        "Every setting of a recipe. Each also accepts its default; an empty one is null. "
+        "`shardyard config --schema` "
         "adds the sections of installed [plug-ins](plug-ins.md).",
     ]
     for section in sections():
@@ -26,7 +27,7 @@ def page() -> str:
             cells = (
                 f"`{setting.name}`",
                 _short(setting.accepts, default),
-                f"`{default}`",
+                "" if default == "null" else f"`{default}`",
                 setting.sentence.replace("<", "&lt;"),
             )
             lines.append(f"| {' | '.join(cells)} |")
