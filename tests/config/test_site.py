@@ -129,3 +129,47 @@ def test_no_setting_of_a_site_changes_what_is_learnt() -> None:
         "run.name run.id run.seed model.preset data.source optim.lr parallel.tp precision.compute"
     )
     assert not any(map(may_be_of_site, [*others.split(), "cluster.nodes", "cluster.devices"]))
+
+
+LIMITS = "limits:\n  max_nodes: 4\n  max_usd: 500\n  instances: [p5.48xlarge]\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["cluster.nodes=5"], "cluster.nodes=5 is above limits.max_nodes=4 of site file {file}, "
+                              "line 2. Set cluster.nodes=4."),
+        (["elastic.max_nodes=9"], "elastic.max_nodes=9 is above limits.max_nodes=4"),
+        (["launch.max_usd=501"], "=501 is above limits.max_usd=500 of site file {file}, line 3. "
+                                 "Set launch.max_usd=500."),
+        (["cluster.instance=g5.xlarge"], "=g5.xlarge is not among limits.instances=p5.48xlarge of "
+                                         "site file {file}, line 4. Set cluster.instance=p5.48xl"),
+    ],
+)  # fmt: skip
+def test_a_recipe_beyond_a_limit_is_rejected_by_name(
+    files: dict[str, Path], settings: list[str], said: str
+) -> None:
+    files["machine"].write_text(LIMITS)
+    files["user"].write_text("limits: {max_nodes: 400}\n")  # limits of all files hold
+    load_checked_recipe([], ["model.preset=llama-tiny", "cluster.nodes=4"], with_site=True)
+    with pytest.raises(RecipeError) as error:
+        load_checked_recipe([], ["model.preset=llama-tiny", *settings], with_site=True)
+    assert said.format(file=files["machine"]) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("limits: {max_node: 4}", "limits.max_node: is no limit. There are max_nodes, max_usd"),
+        ("limits: {max_nodes: many}", "limits.max_nodes='many' is not a whole number from 1"),
+        ("limits: {max_usd: 0}", "limits.max_usd=0 is not a number above 0"),
+        ("limits: {instances: p5}", "limits.instances='p5' is not a list of instance types"),
+        ("limits: {launchers: []}", "limits.launchers=[] is not a list of launchers"),
+        ("limits: 3", "limits: is not a mapping. Write limits such as limits: {max_nodes: 8}"),
+    ],
+)
+def test_a_wrong_limit_is_named(files: dict[str, Path], text: str, said: str) -> None:
+    files["machine"].write_text(f"{text}\n")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(with_site=True)
+    assert said in str(error.value) and f"({files['machine']}, line 1)" in str(error.value)

@@ -12,7 +12,9 @@ from typing import Any, Literal
 import click
 
 from shardyard.cli.options import json_option, recipe_argument
+from shardyard.config.limits import least_usd
 from shardyard.config.secrets import shown_command
+from shardyard.config.site import read_site
 from shardyard.control.plan import Prediction, predict
 from shardyard.control.plan_check import PlanFinding, check_plan, reject_several_recipes
 from shardyard.errors import RequestError
@@ -163,7 +165,10 @@ def command(
     if page is not None:
         _write_page(found.page(deadline_s=deadline, budget_usd=budget), page)
     if is_check:
-        against = check_plan(found.plan, found.recipe, budget_usd=budget, deadline_s=deadline)
+        site = least_usd(read_site().limits)
+        against = check_plan(
+            found.plan, found.recipe, budget_usd=budget, deadline_s=deadline, site=site
+        )
         return _report_check(found, against, as_json=as_json)
     if as_json:
         echo(json.dumps(found.to_json(), indent=1))

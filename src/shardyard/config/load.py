@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardyard.config.limits import beyond_limits
 from shardyard.config.origins import forget_origins, put_below
 from shardyard.config.schema.launch import OF_QUEUES
 from shardyard.config.schema.recipe import Recipe
@@ -104,6 +105,8 @@ def read_settings(
         errors += site.problems
         put_below(merged, site.settings, site.origins)
     recipe, wrong = validate_types(merged)
+    if with_site:
+        wrong = [*wrong, *beyond_limits(recipe, site.limits)]
     return recipe, [*errors, *wrong]
 
 

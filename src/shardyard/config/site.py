@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.limits import SECTION, Limit, read_limits
 from shardyard.config.origins import leaves
 from shardyard.config.validate import kind_of, recognized_settings, validate_types
 from shardyard.errors import Problem, RequestError, StorageError
@@ -43,6 +44,8 @@ class Site:
     """Sections with settings."""
     origins: dict[str, str] = field(default_factory=dict)
     """Dotted setting, or key of one that is a mapping -> file and line."""
+    limits: list[Limit] = field(default_factory=list)
+    """Limits of all files."""
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -87,6 +90,10 @@ def _add(site: Site, file: Path) -> None:
     text, content = _read(file)
     lines = key_lines(text)
     errors: list[Problem] = []
+    if SECTION in content:
+        given = content.pop(SECTION)
+        limits, errors = read_limits(given, lambda name: _location(file, lines, name))
+        site.limits += limits
     tree = recognized_settings(content, errors)
     for name in list(leaves(tree)):
         if not may_be_of_site(name):

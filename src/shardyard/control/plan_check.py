@@ -6,6 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.limits import Limit
 from shardyard.config.load import Source, is_override, read_settings
 from shardyard.config.schema.recipe import Recipe
 from shardyard.errors import RequestError
@@ -70,7 +71,12 @@ def _names_model(file: str) -> bool:
 
 
 def check_plan(
-    plan: Plan, recipe: Recipe, *, budget_usd: float | None, deadline_s: float | None
+    plan: Plan,
+    recipe: Recipe,
+    *,
+    budget_usd: float | None,
+    deadline_s: float | None,
+    site: Limit | None = None,
 ) -> list[PlanFinding]:
     """Return what speaks against a recipe: memory first, then price, then time; empty: nothing.
 
@@ -78,13 +84,16 @@ def check_plan(
         recipe: As the plan has it. Its ``launch.max_usd`` is the budget if none is given.
         budget_usd: Most that the run may cost, failures included.
         deadline_s: Most that the run may take, failures included.
+        site: Most dollars of a run by a site file, which hold in addition to the budget.
     """
     limit, name = budget_usd, "--budget"
     if limit is None:
         limit, name = recipe.launch.max_usd, "launch.max_usd"
     found = list(_memory(plan, recipe))
     if limit is not None:
-        found += _price(plan, limit, name)
+        found += _price(plan, limit, f"{name}={limit:g}")
+    if site is not None:
+        found += _price(plan, site.value, str(site))
     if deadline_s is not None:
         found += _time(plan, deadline_s)
     return found
@@ -105,16 +114,16 @@ def _memory(plan: Plan, recipe: Recipe) -> Iterator[PlanFinding]:
     )
 
 
-def _price(plan: Plan, limit: float, name: str) -> Iterator[PlanFinding]:
+def _price(plan: Plan, limit: float, words: str) -> Iterator[PlanFinding]:
     if plan.usd is None:
         yield PlanFinding(
             exit_code=CheckExit.UNKNOWN,
-            text=f"{name}={limit:g}, but the price is not known: {_missing(plan)}",
+            text=f"{words}, but the price is not known: {_missing(plan)}",
         )
     elif plan.usd > limit:
         yield PlanFinding(
             exit_code=CheckExit.ABOVE_BUDGET,
-            text=f"the price is predicted to be {format_usd(plan.usd)}, above {name}={limit:g}. "
+            text=f"the price is predicted to be {format_usd(plan.usd)}, above {words}. "
             "Make the run shorter, compare machines with `shardyard plan --offers`, or raise the "
             "limit.",
         )

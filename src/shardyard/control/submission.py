@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardyard.config.cluster_choice import devices_of_node
+from shardyard.config.limits import Limit, beyond_launchers, beyond_limits, least_usd
 from shardyard.config.load import Source, dump_recipe, is_override, load_recipe
 from shardyard.config.machines import block_remaining_s
 from shardyard.config.model.source import config_content
@@ -23,6 +24,7 @@ from shardyard.config.rules.tags import tag_words
 from shardyard.config.schema.launch import Kubernetes
 from shardyard.config.schema.recipe import Recipe
 from shardyard.config.secrets import shown_command
+from shardyard.config.site import read_site
 from shardyard.config.versions import check_packages, engines_for
 from shardyard.control.code_bundle import describe_code, packed_code, send_code
 from shardyard.control.described_cluster import against_description, against_side_jobs
@@ -155,6 +157,8 @@ def propose(
     if request.shape is None and previous is not None:
         request = replace(request, shape=previous.shape)
     recipe = request.recipe
+    limits = read_site().limits
+    _check_limits(recipe, launcher, limits)
     check_launchable(recipe, launcher)
     if isinstance(launcher, SharesPython) and launcher.shares_python(recipe):
         check_packages(engines_for(recipe))  # what is missing here is missing there
@@ -188,7 +192,7 @@ def propose(
         back_to=back_to,
         script=None if script is None else ScriptCommand(words=tuple(script), processes=devices),
     )
-    return Proposal(
+    proposal = Proposal(
         launcher=launcher,
         run_dir=run_dir,
         request=content,
@@ -196,6 +200,41 @@ def propose(
         plan=prediction,
         no_plan_reason=why_no_plan,
     )
+    _check_price_limit(proposal, limits)
+    return proposal
+
+
+def _check_limits(recipe: Recipe, launcher: Launcher, limits: Sequence[Limit]) -> None:
+    """Reject what the site does not allow; of a resumed run too, which reads no site file else.
+
+    Raises:
+        RequestError: It names the limit and its file.
+    """
+    if (wrong := beyond_launchers(launcher.name, limits)) is not None:
+        raise RequestError(wrong)
+    if problems := [*beyond_limits(recipe, limits)]:
+        raise RecipeError(problems)
+
+
+def _check_price_limit(proposal: Proposal, limits: Sequence[Limit]) -> None:
+    """Reject a job that the plan predicts to cost more than the site allows.
+
+    Raises:
+        RequestError: It costs more, or its price is not known.
+    """
+    limit, usd = least_usd(limits), proposal.most_usd
+    if limit is None:
+        return
+    if usd is None:
+        raise RequestError(
+            f"{limit}, but the price is not known: {_no_price_reason(proposal)}. Set "
+            "cluster.instance or cluster.usd_per_node_hour, and run.steps or launch.time_limit."
+        )
+    if usd > limit.value:
+        raise RequestError(
+            f"the price is predicted to be {format_usd(usd)}, above {limit}. Make the run shorter, "
+            "or compare machines with `shardyard plan --offers`."
+        )
 
 
 def refusals(proposal: Proposal) -> list[str]:
