@@ -30,6 +30,7 @@ SMALL = {
     "rundir/confusion.py": "the report reads it, without torch",
     "tasks/confusion.py": "counts of labels and of images alike",
     "doctor/finding.py": "what all checks return, without any of them",
+    "elastic/torchrun.py": "a program: python -m shardyard.elastic.torchrun",
     "elastic/preload_compiler.py": "the fork server imports it by name before it starts workers",
     "families/images/registry.py": "registry",
     "io/sanitize.py": "errors.py imports it, which every package imports",

@@ -21,7 +21,7 @@ from shardyard.own_processes import python_program
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.script import RUN_DIR_VARIABLE, ScriptCommand
 
-_TORCHRUN = "torch.distributed.run"
+_TORCHRUN = "shardyard.elastic.torchrun"
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Without it, new workers may wait for dead ones after a restart."""
 
