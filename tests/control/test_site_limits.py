@@ -41,7 +41,9 @@ def test_another_launcher_and_a_higher_price_are_rejected(
     said = capsys.readouterr().err
     assert "--on slurm is not among limits.launchers=kubernetes of site file ~/site.yaml" in said
     assert "Use --on kubernetes." in said
-    site.write_text("limits: {max_usd: 0.5}\n")
+    site.write_text("limits: {launchers: [slurm], max_usd: 0.5}\n")
+    assert main([*words, "--on", "kubernetes"]) == 2  # first, without what that one needs
+    assert "Use --on slurm." in (said := capsys.readouterr().err) and "launch.image" not in said
     assert main([*words, "--on", "slurm"]) == 2
     said = capsys.readouterr().err
     assert "the price is predicted to be $" in said and "above limits.max_usd=0.5 of site" in said

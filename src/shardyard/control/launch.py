@@ -9,6 +9,7 @@ from shardyard.config.load import Source
 from shardyard.config.model.hub_errors import HUB_PAGE
 from shardyard.config.resolved import RollbackTarget
 from shardyard.config.schema.recipe import Recipe
+from shardyard.config.site import read_site
 from shardyard.control.hub_access import access_errors
 from shardyard.control.job import (
     LaunchedJob,
@@ -23,6 +24,7 @@ from shardyard.control.resume import check_job_over, propose_resume
 from shardyard.control.submission import (
     Launchers,
     Proposal,
+    check_launcher_allowed,
     check_run_is_new,
     launcher_named,
     propose,
@@ -49,6 +51,7 @@ def proposal_of(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
+    check_launcher_allowed(launcher, read_site().limits)  # before what another would not need
     words = with_machines(words, launcher)
     with _with_access(launcher, is_dry_run=is_dry_run) as further:
         request = Request.read(

@@ -210,10 +210,19 @@ def _check_limits(recipe: Recipe, launcher: Launcher, limits: Sequence[Limit]) -
     Raises:
         RequestError: It names the limit and its file.
     """
-    if (wrong := beyond_launchers(launcher.name, limits)) is not None:
-        raise RequestError(wrong)
+    check_launcher_allowed(launcher, limits)
     if problems := [*beyond_limits(recipe, limits)]:
         raise RecipeError(problems)
+
+
+def check_launcher_allowed(launcher: Launcher, limits: Sequence[Limit]) -> None:
+    """Reject a launcher that the site does not allow.
+
+    Raises:
+        RequestError: It names the limit and its file.
+    """
+    if (wrong := beyond_launchers(launcher.name, limits)) is not None:
+        raise RequestError(wrong)
 
 
 def _check_price_limit(proposal: Proposal, limits: Sequence[Limit]) -> None:
