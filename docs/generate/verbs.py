@@ -43,7 +43,7 @@ SECTIONS = {
 
 def verb_page(verb: str) -> str:
     """The page that has a verb, from the folder of docs."""
-    return f"verbs/{SECTIONS.get(verb, (verb,))[0]}.md"
+    return "launch.md" if verb == "launch" else f"verbs/{SECTIONS.get(verb, (verb,))[0]}.md"
 
 
 def _link(verb: str) -> str:

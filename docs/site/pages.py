@@ -46,7 +46,6 @@ PARTS = {
         "docs/from-ddp.md",
         "docs/library.md",
         "docs/python.md",
-        "docs/launch.md",
         "docs/launch-slurm.md",
         "docs/launch-kubernetes.md",
         "docs/launch-aws-batch.md",

@@ -35,7 +35,7 @@ AT_MOST_IN_MESSAGES = {
 AT_LEAST = {r"you|your|yours": 6.7, r"use|uses|using": 5.2}
 CLAUSE_HEADINGS, LONG_COMMANDS = 0, 1
 """Most headings that are clauses, and most commands of over 100 characters. They may only fall."""
-WORDS_IN_ALL, PAGES_IN_ALL = 65_600, 67
+WORDS_IN_ALL, PAGES_IN_ALL = 65_300, 66
 """Most words of user pages, code and tables included, and most pages. They may only fall.
 
 A word has a letter or a digit: bars and rules of tables, list marks and operators are none.
