@@ -31,6 +31,7 @@ BASE_ROWS = [
         "foreign_variables",
     },
     {"hardware", "io.digests", "families", "set_up", "own_code"},
+    {"io.object_store"},
     {"config"},
     {"rundir"},
     {"telemetry.health"},

@@ -12,8 +12,9 @@ import pytest
 from shardyard.errors import AccessError, DataError, LostError, RequestError
 from shardyard.io.aws import s3_client
 from shardyard.io.digests import COMPLETE, FolderDigests, write_digests
+from shardyard.io.object_store import S3Location, parse_location
 from shardyard.transfer.download import receive_whole
-from shardyard.transfer.s3 import S3Location, S3Source, parse_location, upload
+from shardyard.transfer.s3 import S3Source, upload
 from tests.launchers.batch_server import BatchServer
 from tests.transfer.s3_front import HANG_UP, Front, s3_front
 

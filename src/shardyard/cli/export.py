@@ -20,12 +20,13 @@ from shardyard.cli.options import (
 from shardyard.cli.progress import bytes_progress
 from shardyard.control.export import export_run
 from shardyard.control.run_location import locate_run
+from shardyard.io.object_store import parse_location
 from shardyard.io.path_option import LocalPath
 from shardyard.io.terminal import echo
 from shardyard.rundir.contracts import sentence
 from shardyard.rundir.layout import find_run
 from shardyard.transfer.hub import is_hub, parse_repository
-from shardyard.transfer.s3 import is_s3, parse_location
+from shardyard.transfer.s3 import is_s3
 
 
 class _ExportPath(LocalPath):

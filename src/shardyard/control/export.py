@@ -19,6 +19,7 @@ from shardyard.io.digests import (
     parse_digests,
     read_digests,
 )
+from shardyard.io.object_store import parse_location
 from shardyard.launchers.base import Executor, SideJob
 from shardyard.log import info
 from shardyard.report.model_card import is_unedited_card, model_card
@@ -26,12 +27,7 @@ from shardyard.report.run_data import read_run
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.download import check_free_space, receive_whole, steadily
 from shardyard.transfer.hub import HubRepository, check_repository, is_hub, parse_repository, push
-from shardyard.transfer.s3 import (
-    check_access,
-    is_s3,
-    parse_location,
-    upload,
-)
+from shardyard.transfer.s3 import check_access, is_s3, upload
 from shardyard.units import format_bytes
 
 EXPORTS = "exports"

@@ -17,6 +17,7 @@ from shardyard.errors import RequestError
 from shardyard.io.aws import s3_client
 from shardyard.io.digests import FileDigest, FolderDigests
 from shardyard.io.files import make_folder, write_text
+from shardyard.io.object_store import parse_location
 from shardyard.launchers.base import SideJob
 from shardyard.log import info, warn
 from shardyard.own_processes import python_program
@@ -34,7 +35,7 @@ from shardyard.transfer.download import (
     receive_whole,
 )
 from shardyard.transfer.merge_jsonl import merge_lines
-from shardyard.transfer.s3 import S3Source, parse_location
+from shardyard.transfer.s3 import S3Source
 from shardyard.units import format_bytes
 
 # Bring listed files of a run into a folder here: sizes first, then progress, then the pointers.

@@ -17,12 +17,13 @@ from shardyard.control.request import Request
 from shardyard.doctor.paths import check_paths
 from shardyard.io.aws import s3_client
 from shardyard.io.digests import FolderDigests
+from shardyard.io.object_store import parse_location
 from shardyard.log import info
 from shardyard.node.main import with_homes
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.download import RemoteListing
-from shardyard.transfer.s3 import parse_location, upload
+from shardyard.transfer.s3 import upload
 from shardyard.units import format_bytes
 
 

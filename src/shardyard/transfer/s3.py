@@ -8,7 +8,6 @@ instead. So a killed call can be repeated, and sends only missing files.
 import base64
 import hashlib
 import math
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from shardyard.io.digests import (
     FileDigest,
     FolderDigests,
     parse_digests,
-    validate_name,
 )
+from shardyard.io.object_store import S3Location
 from shardyard.transfer.download import ProgressCallback
 from shardyard.units import format_bytes
 
@@ -34,47 +33,10 @@ _MOST_PARTS = 10_000
 """Source: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
 _BLOCK_BYTES = _MIB
 
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _RIGHTS = (
     "s3:ListBucket on the bucket; s3:PutObject, s3:GetObject, s3:DeleteObject and "
     "s3:AbortMultipartUpload on its objects"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class S3Location:
-    """A bucket and what begins the keys in it."""
-
-    bucket: str
-    prefix: str
-
-    def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}"
-
-    def key(self, name: str) -> str:
-        return f"{self.prefix}/{validate_name(name)}"
-
-
-def parse_location(text: str) -> S3Location:
-    """Read ``s3://bucket/prefix``.
-
-    Raises:
-        RequestError: It is none, or has no prefix.
-    """
-    bucket, _, prefix = text.removeprefix("s3://").partition("/")
-    prefix = prefix.rstrip("/")
-    try:
-        if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
-            raise ValueError(f"{bucket!r} is not a name of a bucket")
-        if not prefix:
-            raise ValueError("a prefix is missing, and objects of a whole bucket would be mixed")
-        validate_name(prefix)
-    except ValueError as error:
-        raise RequestError(
-            f"{text!r} is not a place in S3: {error}. Give s3://bucket/prefix, such as "
-            "s3://my-models/llama2-7b-tuned."
-        ) from error
-    return S3Location(bucket=bucket, prefix=prefix)
 
 
 def is_s3(text: str) -> bool:
