@@ -21,6 +21,8 @@ SMALL = {
     "cli/report.py": "a verb is the file of its name, loaded when it is called",
     "cli/serve.py": "a verb is the file of its name, loaded when it is called",
     "cli/train.py": "a verb is the file of its name, loaded when it is called",
+    "checkpoint/upload_protocol.py": "protocols",
+    "config/rules/bucket.py": "rules of one setting, next to its neighbours",
     "config/rules/plan_only.py": "scripts may not reach the choice of a cluster",
     "config/schema/base.py": "base of all sections",
     "config/schema/json_schema.py": "validation reaches it without the reference of settings",

@@ -47,7 +47,13 @@ from shardyard.checkpoint.verify import (
     read_manifest,
     verify_manifest,
 )
-from shardyard.errors import CheckpointError, JsonFileError, LostRankError, StorageError
+from shardyard.errors import (
+    CheckpointError,
+    JsonFileError,
+    LostRankError,
+    ShardyardError,
+    StorageError,
+)
 from shardyard.io.files import read_json_object
 from shardyard.models.local_shard import shard_bounds
 
@@ -366,6 +372,14 @@ def wait_for_all_ranks(group: dist.ProcessGroup, timeout_s: float) -> None:
             "That process is dead, hanging, or still starting; see its log, then resume the run. "
             "If the nodes start slowly, raise elastic.collective_timeout_s."
         ) from error
+
+
+def raise_on_all(error: ShardyardError | None, group: dist.ProcessGroup) -> None:
+    """Raise on every rank what rank 0 came to; the others would wait for it otherwise."""
+    errors = [error]
+    dist.broadcast_object_list(errors, group=group, group_src=0)
+    if errors[0] is not None:
+        raise errors[0]
 
 
 def _verify_share(

@@ -26,6 +26,7 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.safetensors_writer import DTYPES
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.checkpoint.staging_protocol import Staging
+from shardyard.checkpoint.upload_protocol import UploadQueue
 from shardyard.checkpoint.writer import CheckpointWriter, SaveRequest, ShardPlanner
 from shardyard.errors import CheckpointError, LostRankError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
@@ -64,6 +65,7 @@ class Saver:
         group: A gloo group of all ranks for only this: ``new_group(backend="gloo")``.
         keep_last: Newest checkpoints kept; the one that ``best`` names stays too.
         staging: Memory to which the state is copied; None: the saver's own.
+        uploads: Takes durable checkpoints to a bucket.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Saver:
         world_size: int,
         keep_last: int,
         staging: Staging | None = None,
+        uploads: UploadQueue | None = None,
     ) -> None:
         self._dir = checkpoints_dir
         self._group = group
@@ -82,6 +85,7 @@ class Saver:
         self._world_size = world_size
         self._keep_last = keep_last
         self._staging = staging or HostCopy()
+        self._uploads = uploads
         self._planner = ShardPlanner()
         # One worker: two saves at a time would mix their collectives on the one group.
         self._thread = ThreadPoolExecutor(
@@ -197,7 +201,7 @@ class Saver:
 
     def _write(self, order: SaveRequest) -> Durable | Abandoned | CheckpointError:
         """Returns the same on every rank."""
-        writer = CheckpointWriter(order, self._planner)
+        writer = CheckpointWriter(order, self._planner, self._uploads)
         try:
             metadata = dcp_save(
                 {},  # the planner has the shards; torch would log each entry, 0.1 ms apiece
@@ -211,7 +215,10 @@ class Saver:
                 shutil.rmtree(order.scratch, ignore_errors=True)  # give the room back
             reason = _not_finite(error)
             return Abandoned(order.step, reason) if reason else _first_failure(error, order.step)
-        seconds, size, not_removed = metadata.storage_data
+        seconds, size, not_removed, is_uploaded = metadata.storage_data
+        if is_uploaded and self._uploads is not None:
+            keep_older = order.keep_last is None
+            self._uploads.add(order.step, is_best=order.is_best, keep_older=keep_older)
         return Durable(order.step, seconds, size, not_removed)
 
     def _agree(self) -> None:

@@ -105,7 +105,20 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: There is no manifest, or it is damaged; the text says only why.
     """
     try:
-        content = read_json_object(folder / MANIFEST)
+        return parse_manifest(read_json_object(folder / MANIFEST))
+    except FileNotFoundError as error:
+        raise CheckpointError("missing, so the checkpoint was never completed") from error
+    except JsonFileError as error:
+        raise CheckpointError(error.reason) from error
+
+
+def parse_manifest(content: dict[str, Any]) -> Manifest:
+    """Return a manifest from its form in JSON.
+
+    Raises:
+        CheckpointError: It is none; the text says only why.
+    """
+    try:
         return Manifest(
             format=_number(content["format"]),
             step=_number(content["step"]),
@@ -116,10 +129,6 @@ def read_manifest(folder: Path) -> Manifest:
                 for name, entry in content["files"].items()
             },
         )
-    except FileNotFoundError as error:
-        raise CheckpointError("missing, so the checkpoint was never completed") from error
-    except JsonFileError as error:
-        raise CheckpointError(error.reason) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"is not a manifest ({type(error).__name__}: {error})") from error
 

@@ -47,6 +47,7 @@ from shardyard.checkpoint.retention import (
     step_name,
 )
 from shardyard.checkpoint.safetensors_writer import content_of, header
+from shardyard.checkpoint.upload_protocol import UploadQueue
 from shardyard.checkpoint.verify import FORMAT, VALUES, Manifest, write_flushed, write_manifest
 from shardyard.errors import StorageError
 from shardyard.io.digests import FileDigest
@@ -166,9 +167,12 @@ class SaveRequest:
 class CheckpointWriter(StorageWriter):
     """Writes one checkpoint: every rank its file, then rank 0 the commit."""
 
-    def __init__(self, request: SaveRequest, planner: ShardPlanner) -> None:
+    def __init__(
+        self, request: SaveRequest, planner: ShardPlanner, uploads: UploadQueue | None = None
+    ) -> None:
         self._request = request
         self._planner = planner
+        self._uploads = uploads
         self._rank = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -237,8 +241,8 @@ class CheckpointWriter(StorageWriter):
         except OSError as error:
             raise self._storage_error(error, needed_bytes=self._planner.total_bytes) from error
 
-    def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int, str | None]:
-        """Returns seconds until it was durable, its bytes, and which old ones could not go."""
+    def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int, str | None, bool]:
+        """Returns seconds until durable, bytes, which old ones could not go, if it is uploaded."""
         order = self._request
         # Each thing is on disk before the next refers to it: files, manifest, their names in the
         # scratch folder, its final name, that name in the parent folder, the pointer.
@@ -263,11 +267,15 @@ class CheckpointWriter(StorageWriter):
         seconds = time.monotonic() - order.started
         if order.is_best:
             mark_best(order.checkpoints_dir, order.step)
+        # Rank 0 decides for all ranks: each of them knows only how far its own uploads are.
+        uploads = self._uploads
+        is_uploaded = uploads is not None and uploads.takes(order.step, is_best=order.is_best)
         # Removal comes last: it reads `best`, which may just have moved to this checkpoint.
         not_removed: str | None = None
         if order.keep_last is not None:
-            not_removed = prune(order.checkpoints_dir, order.keep_last).not_removed
-        return seconds, manifest.bytes, not_removed
+            keep = () if uploads is None else uploads.unfinished
+            not_removed = prune(order.checkpoints_dir, order.keep_last, keep=keep).not_removed
+        return seconds, manifest.bytes, not_removed, is_uploaded
 
     def _clear_the_way(self) -> None:
         """Remove an older checkpoint of the same step, once ``latest`` names it no more."""

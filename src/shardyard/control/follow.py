@@ -288,6 +288,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case (
             "checkpoint_durable"
             | "checkpoint_abandoned"
+            | "checkpoint_uploaded"
+            | "checkpoint_not_uploaded"
             | "checkpoint_interval"
             | "snapshots_left_out"
         ):
@@ -347,6 +349,13 @@ def _describe_save(event: dict[str, Any]) -> str:
         kept = event.get("not_removed")
         warning = f"\nwarning: {kept}" if kept else ""
         return f"checkpoint of step {event['step']} is durable{warning}"
+    if event["kind"] == "checkpoint_uploaded":
+        kept = event.get("not_removed")
+        return f"checkpoint of step {event['step']} is in {event['to']}" + (
+            f"\nwarning: {kept}" if kept else ""
+        )
+    if event["kind"] == "checkpoint_not_uploaded":
+        return f"warning: step {event['step']} was saved here but not uploaded: {event['reason']}"
     if event["kind"] == "checkpoint_interval":
         return f"a checkpoint every {event['every']:,} steps from now on loses the least time"
     if event["kind"] == "snapshots_left_out":

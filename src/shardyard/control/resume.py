@@ -26,7 +26,7 @@ from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Ledger, LedgerEntry
 from shardyard.log import info
 from shardyard.rundir.attempt_files import latest_resolved
-from shardyard.rundir.jsonl import read_steps
+from shardyard.rundir.jsonl import read_lines_backwards, read_steps
 from shardyard.rundir.layout import REPLACED, RunDir
 from shardyard.rundir.script import check_has_recipe
 from shardyard.rundir.state import read_spending, read_state
@@ -174,10 +174,19 @@ def is_finished(
     if not done:
         return False
     newest = done[-1] if step is None else step
+    if now.recipe.checkpoint.to is not None and not _is_uploaded(run_dir, newest):
+        return False
     is_complete = _samples_done(run_dir, newest, now) >= sum(
         phase.samples for phase in now.of_phases
     )
     return is_complete or _has_ended_early(run_dir, previous, now, latest_step=newest)
+
+
+def _is_uploaded(run_dir: RunDir, step: int) -> bool:
+    """Whether the checkpoint with which a run ended has reached its bucket."""
+    events = read_lines_backwards(run_dir.events, with_any=("checkpoint_uploaded",))
+    uploaded = (each for each in events if each.get("kind") == "checkpoint_uploaded")
+    return any(each.get("step") == step for each in uploaded)
 
 
 def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:

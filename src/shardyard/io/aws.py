@@ -224,7 +224,9 @@ def s3_client(*, attempts: int = 6) -> Any:
 
 def code_of(error: ShardyardError) -> str:
     """Return AWS's code of the cause of this error; empty: it was no answer of AWS."""
-    return error_code(error.__cause__) if hasattr(error.__cause__, "response") else ""
+    # botocore's errors of a lost connection have this attribute as well, and nothing in it
+    has_answer = getattr(error.__cause__, "response", None) is not None
+    return error_code(error.__cause__) if has_answer else ""
 
 
 _ELSEWHERE = frozenset(

@@ -5,7 +5,14 @@ from shardyard.units import format_bytes, format_seconds
 
 MAX_EVENTS = 120
 
-_FREQUENT = ("checkpoint_started", "checkpoint_durable", "evaluated", "generated", "spent")
+_FREQUENT = (
+    "checkpoint_started",
+    "checkpoint_durable",
+    "checkpoint_uploaded",
+    "evaluated",
+    "generated",
+    "spent",
+)
 
 
 def timeline(record: RunRecord) -> tuple[list[Line], int]:

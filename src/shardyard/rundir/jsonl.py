@@ -76,6 +76,8 @@ EVENT_KINDS = (
     "checkpoint_started",
     "checkpoint_durable",
     "checkpoint_abandoned",
+    "checkpoint_uploaded",
+    "checkpoint_not_uploaded",
     "evaluated",
     "generated",
     "worker_lost",

@@ -41,6 +41,7 @@ from shardyard.train.schedule import OwnSchedule, lr_at
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training
+from shardyard.train.uploads import report_uploads
 
 FINISHED = "finished"
 DRAINED = "drained"
@@ -477,6 +478,7 @@ class Loop:
 
     def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""
+        report_uploads(self.training)
         with self.heartbeat.during(WorkerPhase.WRITE):  # it may wait for the slowest rank's
             saves = self.training.saver.poll()
         for save in saves:

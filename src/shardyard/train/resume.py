@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardyard.checkpoint.download import fetch_newer
 from shardyard.checkpoint.load import (
     SelectedCheckpoint,
     agreed_steps,
     load_tensors,
     read_values,
     select_sound_checkpoint,
+    wait_for_all_ranks,
 )
 from shardyard.checkpoint.retention import pointer_problem
 from shardyard.checkpoint.snapshots.load import (
@@ -28,6 +30,7 @@ from shardyard.checkpoint.snapshots.load import (
 )
 from shardyard.checkpoint.snapshots.slot import SnapshotId
 from shardyard.checkpoint.staging_protocol import MemoryProvider
+from shardyard.checkpoint.uploads import Uploads
 from shardyard.config.fingerprint import MAY_CHANGE_FROM_AN_EARLIER_STEP
 from shardyard.config.formulas import snapshots_enabled, step_samples
 from shardyard.config.optimizers import UNAVERAGED, evaluation_share
@@ -72,6 +75,7 @@ def find_saved(
     checkpoints_dir: Path,
     memory: MemoryProvider,
     recipe: Recipe,
+    uploads: Uploads | None = None,
     *,
     group: dist.ProcessGroup,
 ) -> Saved | None:
@@ -81,7 +85,7 @@ def find_saved(
 
     While a snapshot is the newest no checkpoint is opened.
     """
-    saved = _find_latest(checkpoints_dir, memory, recipe, group=group)
+    saved = _find_latest(checkpoints_dir, memory, recipe, uploads, group=group)
     if saved is not None and recipe.checkpoint.keep_best:
         gone = pointer_problem(checkpoints_dir, "best")
         progress = with_saved_best(checkpoints_dir, saved.progress, group=group)
@@ -95,8 +99,9 @@ def find_saved(
 
 
 def _find_latest(
-    checkpoints_dir: Path, memory: MemoryProvider, recipe: Recipe, *, group: dist.ProcessGroup
-) -> Saved | None:
+    checkpoints_dir: Path, memory: MemoryProvider, recipe: Recipe, uploads: Uploads | None, *,
+    group: dist.ProcessGroup,
+) -> Saved | None:  # fmt: skip
     assert isinstance(recipe.cluster.devices, int)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     timeout_s = recipe.elastic.collective_timeout_s
@@ -111,13 +116,35 @@ def _find_latest(
         # Of the same step the snapshot wins: it is in memory, and its checksum was compared.
         if snapshot is not None and snapshot.snapshot_id.step >= durable_step:
             return _of_snapshot(snapshot, rejected, durable_step)
+    wait_for_all_ranks(group, timeout_s)
+    newer_than = 0 if snapshot is None else snapshot.snapshot_id.step
+    notes = _fetch_newer(uploads, checkpoints_dir, newer_than=newer_than, group=group)
     chosen = select_sound_checkpoint(
         checkpoints_dir, group=group, rank=rank, world_size=world_size, timeout_s=timeout_s
     )
+    if chosen is not None and chosen.damaged and uploads is not None:
+        # Those have been put aside, and the bucket may hold sound ones of their steps.
+        damaged = chosen.damaged
+        notes += _fetch_newer(uploads, checkpoints_dir, newer_than=newer_than, group=group)
+        chosen = select_sound_checkpoint(
+            checkpoints_dir, group=group, rank=rank, world_size=world_size, timeout_s=timeout_s
+        )
+        chosen = None if chosen is None else replace(chosen, damaged=(*damaged, *chosen.damaged))
+    if chosen is not None and notes:
+        chosen = replace(chosen, note="; ".join([*filter(None, [chosen.note]), *notes]))
     # The folders newer than the snapshot may all have turned out damaged.
     if snapshot is not None and (chosen is None or chosen.step <= snapshot.snapshot_id.step):
         return _of_snapshot(snapshot, rejected, 0 if chosen is None else chosen.step)
     return None if chosen is None else _of_checkpoint(chosen, rejected)
+
+
+def _fetch_newer(
+    uploads: Uploads | None, checkpoints_dir: Path, *, newer_than: int, group: dist.ProcessGroup
+) -> list[str]:
+    """Download what the bucket has and the run folder lacks; notes on it. All ranks call it."""
+    if uploads is None:
+        return []
+    return fetch_newer(uploads.bucket, checkpoints_dir, newer_than=newer_than, group=group)
 
 
 def _of_snapshot(

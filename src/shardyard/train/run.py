@@ -13,8 +13,9 @@ from shardyard.train.generated_texts import generate_texts, write_texts
 from shardyard.train.hooks import Hooks, WorkerPhase
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.profile import Profiles
-from shardyard.train.setup import init_process_context, set_up_phase
+from shardyard.train.setup import ProcessContext, init_process_context, set_up_phase
 from shardyard.train.training import Training
+from shardyard.train.uploads import finish_uploads
 
 # The end of a whole run generates a sample, and writes the last facts for the report.
 
@@ -66,6 +67,14 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
     durable then; after a drain whose state was not finite, the newest checkpoint before it.
     """
     place = init_process_context(run_dir, attempt, local_rank=int(os.environ["LOCAL_RANK"]))
+    try:
+        return _train_phases(run_dir, attempt, hooks, place)
+    finally:
+        if place.uploads is not None:
+            place.uploads.close()
+
+
+def _train_phases(run_dir: RunDir, attempt: int, hooks: Hooks, place: ProcessContext) -> str:
     began_t, training, loop = None, None, None
     while True:
         try:
@@ -76,6 +85,8 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
             outcome = loop.run()
             began_t = loop.step_ended_at
             hooks.heartbeat.enter(WorkerPhase.FINISH)
+            if is_last or outcome != FINISHED:
+                finish_uploads(training, is_finished=outcome == FINISHED)
             if outcome == FINISHED and is_last:
                 finish(training, loop)
         except Exception as error:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.buffers import buffers_of, is_ema
-from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.snapshots.take import Snapshots
+from shardyard.checkpoint.uploads import Uploads
 from shardyard.config.fingerprint import CODE, compare
 from shardyard.config.formulas import (
     step_samples,
@@ -66,6 +66,7 @@ from shardyard.train.resume import (
     take_evaluated,
     unaveraged_of,
 )
+from shardyard.train.saving import open_saver, open_uploads
 from shardyard.train.snapshot_room import cannot_hold_snapshots
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper
@@ -85,6 +86,8 @@ class ProcessContext:
     control: dist.ProcessGroup
     saving: dist.ProcessGroup
     """Process group for writing checkpoints, while training continues."""
+    uploads: Uploads | None
+    """Uploads to checkpoint.to, which go on between phases."""
     may_copy: bool | None = None
     """Whether to compute with copies of weights, see ``build_sharded``."""
 
@@ -106,7 +109,7 @@ def init_process_context(run_dir: RunDir, attempt: int, *, local_rank: int) -> P
     mesh = build_mesh(layout, device.type)
     return ProcessContext(
         resolved=resolved, device=device, mesh=mesh, local_rank=local_rank, control=control,
-        saving=saving,
+        saving=saving, uploads=open_uploads(run_dir, resolved, control),
     )  # fmt: skip
 
 
@@ -142,7 +145,7 @@ def set_up_phase(
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device, mesh, control = context.device, context.mesh, context.control
     started = time.monotonic()
-    saved = find_saved(run_dir.checkpoints, hooks.memory, context.resolved.recipe, group=control)
+    saved = _find_saved(run_dir, hooks, context)
     phase = 0 if saved is None else _phase_after(context.resolved, saved.progress)
     resolved = context.resolved.of_phases[phase]
     recipe = resolved.recipe
@@ -182,7 +185,8 @@ def set_up_phase(
         data=data,
         eval_tasks=eval_tasks,
         loader=_open_loader(resolved, data.train, begin.progress, mesh),
-        saver=_open_saver(run_dir, recipe, context, snapshots),
+        saver=open_saver(run_dir, recipe, context.saving, snapshots, context.uploads),
+        uploads=context.uploads,
         save_interval=_open_save_interval(run_dir, attempt, hooks, context, saved, snapshots),
         snapshots=snapshots,
         check_bits=check_determinism,
@@ -200,6 +204,11 @@ def set_up_phase(
     if saved is not None:
         training.report(saved.event, **saved.event_fields, **begin.loaded)
     return training
+
+
+def _find_saved(run_dir: RunDir, hooks: Hooks, context: ProcessContext) -> Saved | None:
+    recipe, uploads = context.resolved.recipe, context.uploads
+    return find_saved(run_dir.checkpoints, hooks.memory, recipe, uploads, group=context.control)
 
 
 def _open_sinks(run_dir: RunDir, recipe: Recipe, progress: Progress) -> list[Sink]:
@@ -222,19 +231,6 @@ def _open_stepper(
         exact=exact_step_of(recipe, task.computation, mesh, device=device),
     )
     return stepper, averages
-
-
-def _open_saver(
-    run_dir: RunDir, recipe: Recipe, context: ProcessContext, snapshots: Snapshots | None
-) -> Saver:
-    return Saver(
-        run_dir.checkpoints,
-        group=context.saving,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        keep_last=recipe.checkpoint.keep_last,
-        staging=snapshots,
-    )
 
 
 def _open_save_interval(

@@ -12,6 +12,7 @@ from torch import Tensor
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.save_interval import Interval
 from shardyard.checkpoint.staging_protocol import PersistentStaging
+from shardyard.checkpoint.upload_protocol import UploadQueue
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
@@ -52,6 +53,8 @@ class Training:
     """Tasks to score at validations; None: the recipe names none."""
     loader: Loader
     saver: Saver
+    uploads: UploadQueue | None
+    """Uploads to checkpoint.to, of all phases; None: the recipe asks for none."""
     save_interval: Interval
     """Says when a checkpoint is due."""
     snapshots: PersistentStaging | None

@@ -22,6 +22,7 @@ from shardyard.config.optimizers import (
 )
 from shardyard.config.origins import with_origin
 from shardyard.config.phases import check_each_phase, check_phases
+from shardyard.config.rules.bucket import check_bucket
 from shardyard.config.rules.custom_module import check_custom_module
 from shardyard.config.rules.data import (
     check_conversations,
@@ -560,6 +561,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _device,
     _machines,
     check_launch,
+    check_bucket,
     check_timeouts,
     check_node_exclusion,
     check_alerts,

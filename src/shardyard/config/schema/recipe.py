@@ -383,6 +383,9 @@ class Checkpoint(Section):
     keep_best: bool = True
     """Also keep the checkpoint with the best validation result, by the first metric of run.target,
     else by loss."""
+    to: str | None = None
+    """Also upload checkpoints to s3://bucket/prefix, below run.id, while training continues. A run
+    whose folder lacks its newest checkpoint continues from there."""
 
 
 LeaveOutFor = Literal[
