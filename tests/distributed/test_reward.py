@@ -114,7 +114,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(prepared: Corpus, tmp_path: 
 def test_an_export_gives_the_same_rewards_in_transformers(
     prepared: Corpus, tmp_path: Path, *, merged: bool
 ) -> None:
-    run_dir = reward_run(tmp_path / "run", prepared, **({"model": LORA} if merged else {}))
+    sections: dict[str, Any] = {"model": LORA} if merged else {}
+    run_dir = reward_run(tmp_path / "run", prepared, **sections)
     rows, to = Path(prepared.source), tmp_path / "out"
     expected = run_on_ranks(scores_of_export, 1, run_dir, rows, to, merged)[0]
     found = next(iter(read_evaluations(run_dir.metrics)))["eval"]
