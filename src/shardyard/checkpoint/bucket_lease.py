@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.io.files import parse_json
 from shardyard.io.object_store import ObjectStore
 from shardyard.rundir.layout import RunDir
 
@@ -142,7 +143,7 @@ class BucketLease:
 
 def _parse(content: bytes) -> dict[str, str]:
     try:
-        found = json.loads(content)
+        found = parse_json(content)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
