@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from shardyard.config.limits import read_limits
 from shardyard.config.load import load_recipe
 from shardyard.config.origins import origin_of
 from shardyard.config.rules.pass_through import check_pass_through
@@ -12,7 +14,7 @@ from shardyard.config.rules.tags import check_tags, tag_words
 from shardyard.config.site import SITE_SECTIONS, SITE_SETTINGS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "teams.md").read_text()
-SITE, TAGS, PASSED_ON = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+SITE, LIMITS, TAGS, PASSED_ON = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_site_file_gives_what_the_page_shows(
@@ -31,6 +33,12 @@ def test_the_site_file_gives_what_the_page_shows(
     for name in ("launch.image", "launch.kubernetes.context"):
         assert f"{origin_of(recipe, name)}\n" in PAGE
     assert f"shardyard-run=RUN {tag_words(recipe.run.tags, ' ')}" in PAGE
+
+
+def test_the_limits_of_the_page_are_read() -> None:
+    limits, errors = read_limits(yaml.safe_load(LIMITS)["limits"], lambda name: name)
+    assert not errors
+    assert [each.name for each in limits] == ["max_nodes", "max_usd", "instances", "launchers"]
 
 
 def test_what_the_page_passes_on_is_accepted(tmp_path: Path) -> None:
