@@ -31,6 +31,7 @@ _NO_PATHS = {
     "run.name": "a name, by default that of a file",
     "model.preset": "a name; what is at model.path has its shape",
     "data.format": "a format of files",
+    "checkpoint.to": "an address in a bucket",
     "launch.volumes.efs": "an id",
     "launch.volumes.access_point": "an id",
 }

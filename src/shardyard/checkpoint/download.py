@@ -22,7 +22,7 @@ from shardyard.checkpoint.retention import (
 from shardyard.checkpoint.verify import MANIFEST, Manifest, parse_manifest, write_flushed
 from shardyard.errors import CheckpointError, ShardyardError, StorageError
 from shardyard.io.digests import digest_mismatch
-from shardyard.io.files import flush_folder, flush_tree, parse_json
+from shardyard.io.files import parse_json, publish_folder
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,7 @@ def _complete(checkpoints_dir: Path, scratch: Path, wanted: _Candidate) -> Shard
         )
     try:
         write_flushed(scratch / MANIFEST, [memoryview(wanted.content)])
-        flush_tree(scratch)
-        scratch.rename(checkpoints_dir / step_name(wanted.step))
-        flush_folder(checkpoints_dir)
+        publish_folder(scratch, checkpoints_dir / step_name(wanted.step))
     except OSError as error:
         return _unwritable(checkpoints_dir, error)
     return None

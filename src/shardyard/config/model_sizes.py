@@ -63,7 +63,7 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes | None:
     """
     width, depth = _first(config, _WIDTH), _first(config, _DEPTH)
     context = limit = _first(config, _CONTEXT)
-    if context is not None and config.get("model_type") in BEHIND_PADDING:
+    if context is not None and _begins_behind_padding(config.get("model_type")):
         padding = config.get("pad_token_id")
         context -= 1 + (padding if isinstance(padding, int) else 1)
     if limit is None and _has_no_limit(config.get("model_type")):
@@ -81,6 +81,10 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes | None:
         max_position_embeddings=context,
         has_limit=limit is not None,
     )
+
+
+def _begins_behind_padding(kind: object) -> bool:
+    return kind in BEHIND_PADDING
 
 
 def _has_no_limit(kind: object) -> bool:
