@@ -74,11 +74,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Corpus]:
     return {**found, "hidden": prepare_corpus(tmp_path_factory.mktemp("hidden"), vocab_size=400)}
 
 
-def saved_model(kind: str, folder: Path, *, dropout: float) -> Path:
+def saved_model(kind: str, folder: Path, *, dropout: float, vocab_size: int = 402) -> Path:
     """Write a small masked model with random weights."""
     drops = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
     config = AutoConfig.for_model(
-        kind, vocab_size=402, **{**SIZES, **CONFIGS[kind]}, **dict.fromkeys(drops, dropout)
+        kind, vocab_size=vocab_size, **{**SIZES, **CONFIGS[kind]}, **dict.fromkeys(drops, dropout)
     )
     torch.manual_seed(0)
     transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
@@ -172,6 +172,16 @@ def test_steps_are_those_of_transformers_own_model(
     # No softmax sees a bias of keys.
     seen = {key: far for key, far in apart.items() if not key.endswith(_BIASES)}
     assert max(seen.values()) < 1e-4, seen
+
+
+def test_hidden_words_need_a_token_that_hides_them(
+    corpora: dict[str, Corpus], tmp_path: Path
+) -> None:
+    """The tokenizer has no mask token, and uses all rows of the model."""
+    saved_model("roberta", tmp_path / "roberta-0.0", dropout=0.0, vocab_size=400)
+    run_dir = run_of(tmp_path / "run", corpora["hidden"], "hidden")
+    with pytest.raises(Exception, match="its 400 tokens use every row of the model's embedding"):
+        run_on_ranks(train_here, 1, run_dir)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -29,6 +29,7 @@ from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import task_class
 from shardyard.tasks.labels import label_fields_of
 from shardyard.tasks.loss_computation import Computation
+from shardyard.tasks.masked_lm import mask_token_id
 from shardyard.train.custom_model import blocks_of_transformer, shard_custom
 
 
@@ -68,7 +69,7 @@ def open_with_head(resolved: Resolved) -> PreTrainedModel:
 
     Raises:
         RequestError: transformers cannot open it with such a head, or not without code of its
-            own; or its weights are not those of its config.json.
+            own; or its weights are not those of its config.json; or no token hides words.
         RecipeError: The tokenizer is not the model's own.
     """
     recipe, data, folder = resolved.recipe, resolved.data, Path(str(resolved.model_dir))
@@ -104,6 +105,9 @@ def open_with_head(resolved: Resolved) -> PreTrainedModel:
     found = check_tokens(recipe, given, rows=rows, size=data.vocab_size, model_dir=folder)
     if found:
         raise RecipeError(found, str(folder))
+    if not of_labels:  # a token that hides words needs a row
+        file = Path(data.dir) / "tokenizer.json"
+        mask_token_id(file, vocab_size=rows, tokenizer_size=data.vocab_size)
     if row.labelled == "samples" and config.pad_token_id is None:
         raise RequestError(
             f"{folder / 'config.json'} has no pad_token_id, by which a "
