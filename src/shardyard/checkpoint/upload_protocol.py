@@ -33,7 +33,7 @@ class UploadQueue(Protocol):
     def unfinished(self) -> tuple[int, ...]:
         """Steps whose files are still needed on disk."""
 
-    def takes(self, step: int, *, is_best: bool) -> bool:
+    def accepts(self, step: int, *, is_best: bool) -> bool:
         """Whether rank 0 has a checkpoint uploaded."""
 
     def add(self, step: int, *, is_best: bool, keep_older: bool = False) -> None:
@@ -42,5 +42,5 @@ class UploadQueue(Protocol):
     def poll(self) -> list[Uploaded | NotUploaded]:
         """Return what has ended since the last call, on rank 0; elsewhere none."""
 
-    def lacks(self, step: int) -> bool:
+    def is_missing(self, step: int) -> bool:
         """Whether a checkpoint on disk is neither in the bucket nor on its way, on rank 0."""

@@ -62,9 +62,9 @@ class Uploads:
         )
         self._stop = threading.Event()
         self._running: dict[int, Future[Uploaded | NotUploaded | None]] = {}
-        self._left_out: list[NotUploaded] = []
+        self._skipped: list[NotUploaded] = []
 
-    def takes(self, step: int, *, is_best: bool) -> bool:
+    def accepts(self, step: int, *, is_best: bool) -> bool:
         """Whether rank 0 has a checkpoint uploaded; a best one always."""
         if is_best or len(self.unfinished) < _MOST_WAITING:
             return True
@@ -73,7 +73,7 @@ class Uploads:
             f"{self.bucket.location}: saves come faster than they can be sent. Raise "
             "checkpoint.every"
         )
-        self._left_out.append(NotUploaded(step, reason))
+        self._skipped.append(NotUploaded(step, reason))
         return False
 
     @property
@@ -94,10 +94,10 @@ class Uploads:
                 outcome = each.result()
                 if outcome is not None:
                     outcomes.append(outcome)
-        left_out, self._left_out = self._left_out, []
+        left_out, self._skipped = self._skipped, []
         return [*left_out, *outcomes]
 
-    def lacks(self, step: int) -> bool:
+    def is_missing(self, step: int) -> bool:
         """Whether a checkpoint on disk is neither in the bucket nor on its way, on rank 0."""
         if step in self.unfinished:
             return False

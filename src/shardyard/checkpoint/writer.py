@@ -269,7 +269,7 @@ class CheckpointWriter(StorageWriter):
             mark_best(order.checkpoints_dir, order.step)
         # Rank 0 decides for all ranks: each of them knows only how far its own uploads are.
         uploads = self._uploads
-        is_uploaded = uploads is not None and uploads.takes(order.step, is_best=order.is_best)
+        is_uploaded = uploads is not None and uploads.accepts(order.step, is_best=order.is_best)
         # Removal comes last: it reads `best`, which may just have moved to this checkpoint.
         not_removed: str | None = None
         if order.keep_last is not None:

@@ -68,7 +68,7 @@ def _add_newest(training: Training, uploads: UploadQueue) -> None:
     missing = [-1, 0]
     if training.rank == 0:
         here = complete_steps(training.run_dir.checkpoints)
-        if here and uploads.lacks(here[-1]):
+        if here and uploads.is_missing(here[-1]):
             is_best = training.progress.best_step == here[-1]
             missing = [here[-1], int(is_best)]
     agreed = torch.tensor(missing)
